@@ -6,12 +6,12 @@ import stat
 from pathlib import Path
 from typing import Any
 
-MOST_BYTES = 64 * 1024 * 1024  # the index of a large checkpoint has some 20 MB
-MOST_TOKENIZER_BYTES = 256 * 1024 * 1024  # the largest in use have some 40 MB
-MOST_TEMPLATE_BYTES = 1024 * 1024  # the largest in use have some 30 KB
+MAX_BYTES = 64 * 1024 * 1024  # the index of a large checkpoint has some 20 MB
+MAX_TOKENIZER_BYTES = 256 * 1024 * 1024  # the largest in use have some 40 MB
+MAX_TEMPLATE_BYTES = 1024 * 1024  # the largest in use have some 30 KB
 
 
-def read_model_file(file: Path, most_bytes: int = MOST_BYTES) -> str:
+def read_model_file(file: Path, most_bytes: int = MAX_BYTES) -> str:
     """Read a file, following links, as the hub's cache uses them. Raises ValueError if too large or not UTF-8."""
     return read_bytes_of(file, most_bytes).decode()
 

@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-MOST_REQUESTS = 10**6  # One replica has no more.
-MOST_BLOCKS = 2**31  # One replica's pool has no more.
-MOST_STEPS = 4096  # lines, of all ranks
+MAX_REQUESTS = 10**6  # One replica has no more.
+MAX_BLOCKS = 2**31  # One replica's pool has no more.
+MAX_STEPS = 4096  # lines, of all ranks
 LONGEST_LINE = 1024
-MOST_SEARCHED_BYTES = 2**20  # the lines of all ranks stand together
+MAX_SEARCHED_BYTES = 2**20  # the lines of all ranks stand together
 
 # No label reaches past its line: a text of nothing but open braces would take hours.
 _QUEUE = r"^(%s)(?:\{([^}\n]*)\})? ([0-9.eE+-]{1,32})"
@@ -86,7 +86,7 @@ def scraped_queues(text: bytes, metrics: EngineMetrics) -> dict[int | None, tupl
     return {
         rank: (int(running), int(waiting))
         for rank, (running, waiting) in counts.items()
-        if 0 <= running <= MOST_REQUESTS and 0 <= waiting <= MOST_REQUESTS
+        if 0 <= running <= MAX_REQUESTS and 0 <= waiting <= MAX_REQUESTS
     }
 
 
@@ -95,7 +95,7 @@ def scraped_steps(text: bytes, metrics: EngineMetrics) -> int:
     lines: list[bytes] = []
     for name in map(str.encode, metrics.steps):  # an expression would take ten times as long, in the event loop
         at = text.find(name)
-        while at >= 0 and len(lines) < MOST_STEPS:
+        while at >= 0 and len(lines) < MAX_STEPS:
             lines.append(text[at : at + LONGEST_LINE].partition(b"\n")[0])
             at = text.find(name, at + 1)
     return hash(tuple(lines))
@@ -124,7 +124,7 @@ def scraped_pools(text: bytes, metrics: EngineMetrics) -> dict[int | None, Pool]
                 so_far = pools.get(rank, Pool(0, 0))
                 pools[rank] = Pool(so_far.blocks + blocks, max(so_far.block_tokens, block_tokens))
     pools = pools or _paged(text, metrics)
-    return {rank: pool for rank, pool in pools.items() if 0 < pool.blocks <= MOST_BLOCKS and pool.block_tokens}
+    return {rank: pool for rank, pool in pools.items() if 0 < pool.blocks <= MAX_BLOCKS and pool.block_tokens}
 
 
 def _paged(text: bytes, metrics: EngineMetrics) -> dict[int | None, Pool]:
@@ -147,7 +147,7 @@ def _paged(text: bytes, metrics: EngineMetrics) -> dict[int | None, Pool]:
 def _found(pattern: str, text: bytes, names: tuple[str, ...]) -> list[Any]:
     """Search from the first of these names on: the expression alone would take long, in the event loop."""
     starts = [at for name in names if (at := text.find(name.encode())) >= 0]
-    return _compiled(pattern, names).findall(text, min(starts), min(starts) + MOST_SEARCHED_BYTES) if starts else []
+    return _compiled(pattern, names).findall(text, min(starts), min(starts) + MAX_SEARCHED_BYTES) if starts else []
 
 
 @lru_cache(256)

@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 
 from engines.metrics import EngineMetrics
 from engines.profile import EngineProfile, ServerCommand
-from engines.sources import MOST_RANKS, NAME_THEM, NO_EVENTS, UNREADABLE, Ask, Publisher, Sources
+from engines.sources import MAX_RANKS, NAME_THEM, NO_EVENTS, UNREADABLE, Ask, Publisher, Sources
 
 STEERED = (0, 5, 10)  # the first version that obeys the header of a rank
 # It takes its key as an option alone, and everybody on a machine can read a command line: it is added inside.
@@ -47,7 +47,7 @@ class _ServerInfo(Struct, frozen=True):
     """The part of /server_info that describes its events."""
 
     kv_events_config: str | None = None
-    dp_size: Annotated[int, Meta(ge=1, le=MOST_RANKS)] = 1
+    dp_size: Annotated[int, Meta(ge=1, le=MAX_RANKS)] = 1
     version: Annotated[str, Meta(max_length=64)] = ""
 
 

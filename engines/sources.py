@@ -9,7 +9,7 @@ from typing import Annotated, Protocol, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-MOST_RANKS = 256  # behind one URL
+MAX_RANKS = 256  # behind one URL
 SWITCH_ON = (
     'start it with --kv-events-config \'{"enable_kv_cache_events": true, "publisher": "zmq", '
     '"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:6557"}\''

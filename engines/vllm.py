@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from engines.metrics import EngineMetrics
 from engines.profile import EngineProfile, PromptBuilder, ServerCommand
-from engines.sources import MOST_RANKS, NAME_THEM, NO_EVENTS, UNREADABLE, Ask, Publisher, Sources
+from engines.sources import MAX_RANKS, NAME_THEM, NO_EVENTS, UNREADABLE, Ask, Publisher, Sources
 
 if TYPE_CHECKING:
     from api.prompts.prompts import Prompts
@@ -44,7 +44,7 @@ METRICS = EngineMetrics(
 
 _ENGINES = re.compile(rb'^vllm:num_requests_running\{(?:[^}\n]*,)?engine="([0-9]{1,3})"', re.M)
 _decode = msgspec.json.Decoder(
-    Annotated[dict[Annotated[int, Meta(ge=0, lt=2**16)], Publisher], Meta(max_length=MOST_RANKS)]
+    Annotated[dict[Annotated[int, Meta(ge=0, lt=2**16)], Publisher], Meta(max_length=MAX_RANKS)]
 ).decode
 
 
@@ -56,7 +56,7 @@ async def sources(ask: Ask) -> Sources:
 
 def read_sources(status: int, body: bytes, metrics: bytes = b"") -> Sources:
     """Read the answer to GET /kv_event_sources; `metrics` name the ranks if it does not."""
-    engines = sorted({int(number) for number in _ENGINES.findall(metrics)})[:MOST_RANKS]
+    engines = sorted({int(number) for number in _ENGINES.findall(metrics)})[:MAX_RANKS]
     silent: dict[int, Publisher | None] = dict.fromkeys(engines)
     if status == 404:
         return Sources(silent, f"vLLM before 0.33 does not tell its event sockets: {NAME_THEM}", steered=False)

@@ -81,10 +81,10 @@ class EventBatch(Struct, array_like=True, gc=False):
 
 # A batch that is longer is read event by event.
 WHOLE_BYTES = 256 * 1024
-MOST_EVENTS = 262_144  # the limit for such a batch
+MAX_EVENTS = 262_144  # the limit for such a batch
 # The limit for one of its events: a million nested lists are 80 ms of work in one piece.
-MOST_NESTED_BYTES = 2**20
-MOST_TOLERANT_BYTES = 2 * 2**20
+MAX_NESTED_BYTES = 2**20
+MAX_TOLERANT_BYTES = 2 * 2**20
 
 
 class BadBatch(ValueError):
@@ -111,7 +111,7 @@ class _StoredLarge(BlockStored, tag="BlockStored", omit_defaults=True, forbid_un
 
 class _Outline(Struct, array_like=True, gc=False):
     ts: float
-    events: Annotated[list[Raw], Meta(max_length=MOST_EVENTS)]
+    events: Annotated[list[Raw], Meta(max_length=MAX_EVENTS)]
     rank: int | None = None
 
 
@@ -213,7 +213,7 @@ class Decoder:
         try:
             outline = _decode_outline(payload)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise BadBatch(f"{name}: no batch of at most {MOST_EVENTS:,} events: {error}") from error
+            raise BadBatch(f"{name}: no batch of at most {MAX_EVENTS:,} events: {error}") from error
         for raw in outline.events:
             yield self._large_event(raw)
 
@@ -225,8 +225,8 @@ class Decoder:
                     return _unpacked(event, self._skim) if isinstance(event, _StoredLarge) else event
                 except (msgspec.ValidationError, UnicodeDecodeError):
                     self._strict = None
-            if len(bytes(raw)) > MOST_TOLERANT_BYTES:
-                raise ValueError(f"an event of {len(bytes(raw)):,} bytes; at most {MOST_TOLERANT_BYTES:,} are read")
+            if len(bytes(raw)) > MAX_TOLERANT_BYTES:
+                raise ValueError(f"an event of {len(bytes(raw)):,} bytes; at most {MAX_TOLERANT_BYTES:,} are read")
             return self._event(_decode_anything(raw))
         except (ValueError, TypeError, RecursionError) as error:  # every error of msgspec is one of these
             self.rejected_events += 1
@@ -275,15 +275,15 @@ def _unpacked(event: _StoredLarge, skim: bool) -> BlockStored:
     fields = {field: getattr(event, field) for field in BlockStored.__struct_fields__}
     for field, decode in _decode_nested.items():
         raw = bytes(fields[field])
-        if len(raw) > MOST_NESTED_BYTES and raw.count(b"\xc0") < len(raw) - 5:  # more than a length and nulls
-            raise ValueError(f"{field} of {len(raw):,} bytes; at most {MOST_NESTED_BYTES:,} are read")
+        if len(raw) > MAX_NESTED_BYTES and raw.count(b"\xc0") < len(raw) - 5:  # more than a length and nulls
+            raise ValueError(f"{field} of {len(raw):,} bytes; at most {MAX_NESTED_BYTES:,} are read")
         fields[field] = decode(fields[field]) if raw else None
     if skim:
         return _StoredSkimmed(**fields)
     try:
         fields["token_ids"] = _decode_plain_ids(event.token_ids)
     except msgspec.ValidationError:
-        if len(bytes(event.token_ids)) > MOST_TOLERANT_BYTES:
+        if len(bytes(event.token_ids)) > MAX_TOLERANT_BYTES:
             raise
         fields["token_ids"] = _decode_token_ids(event.token_ids)
     return BlockStored(**fields)

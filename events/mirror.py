@@ -23,7 +23,7 @@ from events.messages import (
 RUN_BLOCKS = 64
 SNAPSHOT_BATCH_BLOCKS = 2048
 SNAPSHOT_BATCH_TOKENS = 512 * 1024  # readers take messages of 8 MiB
-MOST_CONTEXTS = 1024  # then sharing them begins anew: salts and adapters in them have any number of names
+MAX_CONTEXTS = 1024  # then sharing them begins anew: salts and adapters in them have any number of names
 # The blocks of one event have these in common.
 CONTEXT_FIELDS = (
     "block_size",
@@ -91,7 +91,7 @@ class Mirror:
             raise ValueError("mm_keys and metadata are other engines' fields; publish extra_keys instead")
         context = _context_of(event)
         if context != self._context:
-            if len(self._contexts) >= MOST_CONTEXTS:
+            if len(self._contexts) >= MAX_CONTEXTS:
                 self._contexts.clear()
             self._context = self._contexts.setdefault(context, context)
         packed = pack_tokens(event.token_ids)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 
 SNAPSHOT_REQUEST = b"snapshot"
 
-MOST_SNAPSHOT_BATCHES = 65_536
+MAX_SNAPSHOT_BATCHES = 65_536
 # A status with a figure that no engine can have is not read at all: the router computes with these.
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**40)]
 Rate: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e8)]
@@ -49,7 +49,7 @@ class SnapshotHeader(Struct, frozen=True):
     incarnation: int
     seq: Annotated[int, Meta(ge=-1, le=2**63 - 1)]
     ts: float
-    batches: Annotated[int, Meta(ge=0, le=MOST_SNAPSHOT_BATCHES)]
+    batches: Annotated[int, Meta(ge=0, le=MAX_SNAPSHOT_BATCHES)]
     model: str = ""  # the name that is part of the block keys
 
 

@@ -15,20 +15,20 @@ Engine: TypeAlias = Literal["native", "simulated", Launched]
 Role: TypeAlias = Literal["prefill", "decode", "both"]
 
 FOREIGN: tuple[Engine, ...] = get_args(Launched)
-MOST_MODELS = 1000
-MOST_REPLICAS = 1000  # the limit for a model
+MAX_MODELS = 1000
+MAX_REPLICAS = 1000  # the limit for a model
 LONGEST_NAME = 120  # a replica's name has a number after it, and routers take 128 characters
 LONGEST_S = 1e8  # three years
 SHORTEST_S = 0.001
-MOST_RESOURCES = 1e9
-MOST_RANKS = 1024  # the limit for one replica, all on one node
+MAX_RESOURCES = 1e9
+MAX_RANKS = 1024  # the limit for one replica, all on one node
 
 # Bounds hold for what is decoded; `check` is for what they cannot say.
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME)]
-Count: TypeAlias = Annotated[int, Meta(ge=0, le=MOST_REPLICAS)]
-Bound: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_REPLICAS)]
-Amount: TypeAlias = Annotated[float, Meta(ge=0.0, le=MOST_RESOURCES)]
-SomeAmount: TypeAlias = Annotated[float, Meta(gt=0.0, le=MOST_RESOURCES)]
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_REPLICAS)]
+Bound: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_REPLICAS)]
+Amount: TypeAlias = Annotated[float, Meta(ge=0.0, le=MAX_RESOURCES)]
+SomeAmount: TypeAlias = Annotated[float, Meta(gt=0.0, le=MAX_RESOURCES)]
 Seconds: TypeAlias = Annotated[float, Meta(ge=0.0, le=LONGEST_S)]
 SomeSeconds: TypeAlias = Annotated[float, Meta(ge=SHORTEST_S, le=LONGEST_S)]
 
@@ -80,7 +80,7 @@ class ModelPlan(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class FleetPlan(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    models: Annotated[tuple[ModelPlan, ...], Meta(max_length=MOST_MODELS)]
+    models: Annotated[tuple[ModelPlan, ...], Meta(max_length=MAX_MODELS)]
     router: tuple[str, ...] = ()  # more of the router's own command line
 
     def model(self, name: str) -> ModelPlan | None:

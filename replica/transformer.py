@@ -18,7 +18,7 @@ from replica.model.config import ModelConfig
 from replica.model.ranks import ALONE, Ranks
 
 ROTATION_BYTES = 4  # a float32
-MOST_ROTATION_BYTES = 8_000_000_000  # some ten million positions of the largest heads
+MAX_ROTATION_BYTES = 8_000_000_000  # some ten million positions of the largest heads
 
 
 class Source(Protocol):
@@ -150,8 +150,8 @@ def rotation(config: ModelConfig, positions: int) -> Tensor:
 
     Each pair of a head's dimensions is turned by the token's position times the pair's frequency.
     """
-    if positions * config.head_dim * ROTATION_BYTES > MOST_ROTATION_BYTES:
-        most = f"{MOST_ROTATION_BYTES / 1e9:g} GB"
+    if positions * config.head_dim * ROTATION_BYTES > MAX_ROTATION_BYTES:
+        most = f"{MAX_ROTATION_BYTES / 1e9:g} GB"
         raise ValueError(f"the rotations of {positions} positions take more than {most}; give a lower --max-model-len")
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
     frequencies = 1.0 / (config.rope_theta**exponents)

@@ -9,7 +9,7 @@ from api.process.settings import Unusable
 SMALL_BYTES = 24 * 1024  # not counted: the number of connections is limited
 MEDIUM_BYTES = 1024 * 1024
 LARGEST_BODY_BYTES = 128 * 1024 * 1024  # above any configured limit: a reading process has twice as much memory
-MOST_DIGITS = 19  # 2**63 bytes have so many
+MAX_DIGITS = 19  # 2**63 bytes have so many
 LARGE_SHARE = 0.75  # the rest of the limit is kept for bodies of at most MEDIUM_BYTES
 
 
@@ -45,8 +45,8 @@ def declared_size(value: bytes | str) -> int | None:
     """Parse a Content-Length; None if it is no number. Raises ApiError 400 for too many digits."""
     if not (value.isascii() and value.isdigit()):
         return None
-    if len(value) > MOST_DIGITS:  # parsers accept leading zeros, and `int` limits them
-        raise invalid(f"Content-Length has {len(value):,} digits; write at most {MOST_DIGITS}")
+    if len(value) > MAX_DIGITS:  # parsers accept leading zeros, and `int` limits them
+        raise invalid(f"Content-Length has {len(value):,} digits; write at most {MAX_DIGITS}")
     return int(value)
 
 

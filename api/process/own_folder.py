@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import gettempdir, mkdtemp
 
 LOCK = "lock"  # says whose machine it is: not every shared file system tells others of locks
-MOST_BYTES = 1024
+MAX_BYTES = 1024
 
 
 class OwnFolder:
@@ -63,7 +63,7 @@ def _is_free(lock: Path) -> bool:
     descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return os.read(descriptor, MOST_BYTES) == _here()
+        return os.read(descriptor, MAX_BYTES) == _here()
     except BlockingIOError:
         return False
     finally:

@@ -15,7 +15,7 @@ from api.prompts.templates import Conversation
 from api.reading import read
 
 SpecialTokensInText = Literal["parse", "refuse"]
-MOST_NESTED = 50  # groups of a pattern
+MAX_NESTED = 50  # groups of a pattern
 EDGE_FACTOR = 4
 OF_CONVERSATION = {"messages": "messages", "tools": "tools", "chat_template_kwargs": "kwargs", "documents": "documents"}
 SHOWN = ("refusal", "text", "content", "output", "thinking")  # keys of a message or a part, the last one first
@@ -68,7 +68,7 @@ def is_refusal(error: ApiError) -> bool:
 
 def _pattern(texts: list[str], depth: int = 0) -> str:
     """A pattern for the longest of the texts. Common prefixes are matched once: there may be thousands."""
-    if depth == MOST_NESTED:
+    if depth == MAX_NESTED:
         return "(?:" + "|".join(map(re.escape, sorted(texts, key=len, reverse=True))) + ")"
     prefix = commonprefix(texts)  # noqa: RUF071  # texts are no paths
     rest = [text[len(prefix) :] for text in texts]

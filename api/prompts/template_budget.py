@@ -13,8 +13,8 @@ from typing import Any
 
 import jinja2
 
-MOST_CHARACTERS = 128 * 1024 * 1024  # made by one rendering, in all
-MOST_SECONDS = 2.0
+MAX_CHARACTERS = 128 * 1024 * 1024  # made by one rendering, in all
+MAX_SECONDS = 2.0
 STEP_CHARACTERS = 64  # the cost of a round or a call
 LOOK_EVERY = 4096  # characters: then the clock is looked at
 LARGEST_INTEGER_BITS = 4096
@@ -34,15 +34,15 @@ class Budget:
     __slots__ = ("left", "look_at", "until_s")
 
     def __init__(self) -> None:
-        self.left = MOST_CHARACTERS
-        self.look_at = MOST_CHARACTERS - LOOK_EVERY
-        self.until_s = time.monotonic() + MOST_SECONDS
+        self.left = MAX_CHARACTERS
+        self.look_at = MAX_CHARACTERS - LOOK_EVERY
+        self.until_s = time.monotonic() + MAX_SECONDS
 
     def look(self) -> None:
         if self.left < 0:
-            raise TooMuch(f"it makes more than {MOST_CHARACTERS} characters of them")
+            raise TooMuch(f"it makes more than {MAX_CHARACTERS} characters of them")
         if time.monotonic() > self.until_s:
-            raise TooMuch(f"it takes longer than {MOST_SECONDS:g} s")
+            raise TooMuch(f"it takes longer than {MAX_SECONDS:g} s")
         self.look_at = self.left - LOOK_EVERY
 
 

@@ -16,7 +16,7 @@ from api.errors import invalid
 from api.prompts.sandbox import environment
 from api.prompts.template_budget import TooMuch, grant
 
-MOST_BYTES = 1024 * 1024  # the limit for a template; the largest in use have some ten thousand
+MAX_BYTES = 1024 * 1024  # the limit for a template; the largest in use have some ten thousand
 
 # Stands where the text of a continued message ends: plain letters, which no filter escapes. Whether a template has
 # trimmed the message shows at the space that ends this; a message that contains it harms only its own request.
@@ -42,8 +42,8 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str], name: str = "the chat template") -> None:
         self.source = source
         self._special_tokens = dict(special_tokens)
-        if len(source) > MOST_BYTES:
-            raise ValueError(f"{name} has {len(source)} characters; at most {MOST_BYTES} are read")
+        if len(source) > MAX_BYTES:
+            raise ValueError(f"{name} has {len(source)} characters; at most {MAX_BYTES} are read")
         try:
             grant()
             self._template = _ENVIRONMENT.from_string(source)

@@ -18,7 +18,7 @@ LONG_TEXT = 4096  # characters; a longer text is encoded without holding up Pyth
 COMPARE_EVERY = 1000  # one of so many texts is also encoded by tokenizers
 DIFFERS = "fastokens encodes a text differently"
 STRIDE = 613  # the distance of the code points that are compared at the start
-MOST_ADDED = 32  # added tokens that are compared at the start: so many of the first, and of the last
+MAX_ADDED = 32  # added tokens that are compared at the start: so many of the first, and of the last
 
 # One text at a time is encoded: a pool of threads in each process would only take its memory.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -100,7 +100,7 @@ def _samples(added: Sequence[AddedToken]) -> Iterator[str]:
     yield from _SAMPLES
     yield "".join(f"a{chr(point)}b {chr(point)} 1{chr(point)}\n" for point in range(1, 0xD800, STRIDE))
     yield "".join(f"a{chr(point)}b {chr(point)} 1{chr(point)}\n" for point in range(0xE000, 0x110000, STRIDE))
-    compared = added if len(added) <= 2 * MOST_ADDED else [*added[:MOST_ADDED], *added[-MOST_ADDED:]]
+    compared = added if len(added) <= 2 * MAX_ADDED else [*added[:MAX_ADDED], *added[-MAX_ADDED:]]
     for token in compared:
         text = token.content
         yield f"a{text}b {text} \n{text}{text[:-1]}{text}1 {text.upper()}{text[1:]}"

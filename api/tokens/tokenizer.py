@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeGuard
 
 from tokenizers import Tokenizer as Tokenizers
 
-from api.model_files import MOST_TEMPLATE_BYTES, MOST_TOKENIZER_BYTES, check_size, read_model_file, read_object
+from api.model_files import MAX_TEMPLATE_BYTES, MAX_TOKENIZER_BYTES, check_size, read_model_file, read_object
 from api.tokens.bounds import max_bytes_per_token
 from api.tokens.cuts import safe_cuts
 from api.tokens.encoder import Encoder
@@ -185,7 +185,7 @@ def _tokenizer_file(path: Path) -> Path:
 
 
 def _loaded(file: Path) -> Tokenizers:
-    check_size(file, MOST_TOKENIZER_BYTES)
+    check_size(file, MAX_TOKENIZER_BYTES)
     try:
         return Tokenizers.from_file(str(file))
     except Exception as error:  # it raises nothing more exact
@@ -230,7 +230,7 @@ def _add_tokens(tokenizer: Tokenizers, config: Mapping[str, Any], named: Mapping
 
 def read_template(file: Path) -> str:
     try:
-        return read_model_file(file, MOST_TEMPLATE_BYTES)
+        return read_model_file(file, MAX_TEMPLATE_BYTES)
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} is not a chat template: it is not UTF-8 ({error.reason})") from error
 

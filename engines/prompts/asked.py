@@ -16,10 +16,10 @@ from api.retention import Breakpoint
 
 Text: TypeAlias = str | list[int]  # token ids need no encoding
 
-MOST_SHAPE = 400  # characters of a name; a longer one is cut and numbered, so that it stays one shape
-MOST_REMEMBERED = 1024  # names of usual shapes
-MOST_TURNS, MOST_TURN = 64, 64  # pairs of turns, and characters of one, in a shape whose name is remembered
-MOST_VALUE = 24  # characters of a template's argument; longer ones are texts, and only their type counts
+MAX_SHAPE = 400  # characters of a name; a longer one is cut and numbered, so that it stays one shape
+MAX_REMEMBERED = 1024  # names of usual shapes
+MAX_TURNS, MAX_TURN = 64, 64  # pairs of turns, and characters of one, in a shape whose name is remembered
+MAX_VALUE = 24  # characters of a template's argument; longer ones are texts, and only their type counts
 
 
 class Asked(Struct):
@@ -54,7 +54,7 @@ def chat_shape(
     followed = frozenset(zip(("", *turns), (*turns, ""), strict=True))
     given = frozenset(tools) if tools is not None else None
     with_arguments = tuple(sorted(map(_argument, arguments.items()))) if arguments else ()
-    usual = len(followed) <= MOST_TURNS and all(len(turn) <= MOST_TURN for turn in (*set(turns), *with_arguments))
+    usual = len(followed) <= MAX_TURNS and all(len(turn) <= MAX_TURN for turn in (*set(turns), *with_arguments))
     return (_remembered if usual else _named)(api, followed, given, tuple(flags), with_arguments)
 
 
@@ -74,18 +74,18 @@ def _named(
     name = "; ".join(parts)
     return (
         name
-        if len(name) <= MOST_SHAPE
-        else f"{name[:MOST_SHAPE]}... #{xxh3_64_hexdigest(name.encode('utf-8', 'surrogatepass'))}"
+        if len(name) <= MAX_SHAPE
+        else f"{name[:MAX_SHAPE]}... #{xxh3_64_hexdigest(name.encode('utf-8', 'surrogatepass'))}"
     )
 
 
-_remembered = lru_cache(MOST_REMEMBERED)(_named)
+_remembered = lru_cache(MAX_REMEMBERED)(_named)
 
 
 def _argument(item: tuple[str, Any]) -> str:
     name, value = item
     if value is None or isinstance(value, bool | int | float):
         return f"{name}={value}"
-    if isinstance(value, str) and len(value) <= MOST_VALUE:
+    if isinstance(value, str) and len(value) <= MAX_VALUE:
         return f"{name}={value!r}"
     return f"{name}:{type(value).__name__}"

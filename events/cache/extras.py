@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from events.blocks import TOKEN_BYTES, ExtraKey, Extras, extend_keys, extend_keys_ahead, pack_tokens, root_key
 from events.messages import BlockStored, Token
 
-MOST_LOOKAHEAD = 64  # tokens
+MAX_LOOKAHEAD = 64  # tokens
 
 
 def plain_tokens(token_ids: Iterable[Token]) -> list[int]:
@@ -70,7 +70,7 @@ def _keys_ahead(
     """The keys of the event's tokens in blocks of this size; None if those after the last block are not all there."""
     ahead, last = event.lookahead_token_ids or [], event.token_ids[-1]
     if ahead:
-        if len(ahead) != len(event.block_hashes) or not 1 <= len(ahead[0]) == len(ahead[-1]) <= MOST_LOOKAHEAD:
+        if len(ahead) != len(event.block_hashes) or not 1 <= len(ahead[0]) == len(ahead[-1]) <= MAX_LOOKAHEAD:
             return None
         after = ahead[-1]
     elif isinstance(last, tuple):

@@ -17,7 +17,7 @@ from math import gcd, lcm
 from operator import and_, or_
 from typing import NamedTuple, TypeAlias
 
-from events.cache.extras import MOST_LOOKAHEAD, has_pairs, lookahead_of
+from events.cache.extras import MAX_LOOKAHEAD, has_pairs, lookahead_of
 from events.messages import BlockStored
 
 FULL, WINDOW, STATE = "full", "window", "state"
@@ -29,10 +29,10 @@ RULES = {
     "sliding_window_mla": WINDOW,
     "mamba": STATE,
 }
-MOST_GROUPS = 32
-MOST_SIZES = 4  # block sizes of one group: its own, and parts of a block
-MOST_KNOWN = 256  # combinations of fields that need no second look
-MOST_BLOCK = 2**20  # tokens
+MAX_GROUPS = 32
+MAX_SIZES = 4  # block sizes of one group: its own, and parts of a block
+MAX_KNOWN = 256  # combinations of fields that need no second look
+MAX_BLOCK = 2**20  # tokens
 
 # The masks of holders of these keys in a group.
 MasksOf: TypeAlias = Callable[[int, Sequence[int]], list[int]]
@@ -126,8 +126,8 @@ class Groups:
         said = said_of(event)
         if said in self.known:
             return False
-        if len(self.known) >= MOST_KNOWN:
-            self.doubt = self._too_many = f"its events name more than {MOST_KNOWN} media, groups and kinds"
+        if len(self.known) >= MAX_KNOWN:
+            self.doubt = self._too_many = f"its events name more than {MAX_KNOWN} media, groups and kinds"
             return False
         self.known.add(said)
         return event.medium in (None, "GPU") and self._learn(event)
@@ -143,16 +143,16 @@ class Groups:
 
     def _learn(self, event: BlockStored) -> bool:
         size, kind, window = event.block_size, event.kv_cache_spec_kind, event.kv_cache_spec_sliding_window
-        if not 1 <= size <= MOST_BLOCK:  # a tier that names blocks by hash alone does not say
+        if not 1 <= size <= MAX_BLOCK:  # a tier that names blocks by hash alone does not say
             return False
         number, before = event.group_idx or 0, self.layout
         old = self._specs.get(number)
         sizes = (old.sizes if old is not None else frozenset()) | {size}
-        if (old is None and len(self._specs) >= MOST_GROUPS) or len(sizes) > MOST_SIZES:
-            self.doubt = self._too_many = f"it has over {MOST_GROUPS} groups, or one with over {MOST_SIZES} block sizes"
+        if (old is None and len(self._specs) >= MAX_GROUPS) or len(sizes) > MAX_SIZES:
+            self.doubt = self._too_many = f"it has over {MAX_GROUPS} groups, or one with over {MAX_SIZES} block sizes"
             return False
         if event.block_hashes:
-            self._lookahead, self._pairs = min(lookahead_of(event), MOST_LOOKAHEAD), has_pairs(event)
+            self._lookahead, self._pairs = min(lookahead_of(event), MAX_LOOKAHEAD), has_pairs(event)
         if old is not None and kind is None:
             kind, window = old.kind, old.window
         self._specs[number] = Spec(kind, window, sizes)

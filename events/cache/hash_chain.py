@@ -17,8 +17,8 @@ from events.cache.pool import low64
 from events.messages import BlockStored, Hash
 
 SEED = "vllm-none-hash"
-MOST_BLOCKS = 4096  # the limit for one event
-MOST_KNOWN = 65_536  # hashes, beside those of resident blocks
+MAX_BLOCKS = 4096  # the limit for one event
+MAX_KNOWN = 65_536  # hashes, beside those of resident blocks
 
 Part = bytes | str | int | tuple[Any, ...] | None
 
@@ -75,7 +75,7 @@ class HashChain:
         None if the announced hashes are not among them.
         """
         size, ahead = event.block_size, event.lookahead_token_ids
-        if ahead or len(event.token_ids) > MOST_BLOCKS * size or len(event.token_ids) % size:
+        if ahead or len(event.token_ids) > MAX_BLOCKS * size or len(event.token_ids) % size:
             return None
         extended = {encode: _extended(known, event, root, encode) for encode, known in self._chains.items()}
         hashes = set(map(low64, event.block_hashes))
@@ -84,7 +84,7 @@ class HashChain:
             return None
         self._chains = {encode: self._chains[encode] | links for encode, links in fitting.items()}
         for known in self._chains.values():
-            if len(known) > MOST_KNOWN + 2 * len(resident):
+            if len(known) > MAX_KNOWN + 2 * len(resident):
                 kept = set(map(low64, resident))
                 for block_hash in list(known)[: len(known) // 2]:
                     if block_hash not in kept:

@@ -83,11 +83,11 @@ class ResolverStats(Struct):
     refused_blocks: int = 0  # beyond what the replica can hold
 
 
-MOST_BLOCKS = 2**21  # the limit for one replica, in all media: its views take a gigabyte then
+MAX_BLOCKS = 2**21  # the limit for one replica, in all media: its views take a gigabyte then
 TOO_MANY_BLOCKS = "it says it holds more than {:,} blocks, which is the most that is kept of a replica"
-MOST_POOLS = 64
-MOST_MEDIA = 8  # every prompt is looked up in each of them
-MOST_MEDIUM_CHARS = 64
+MAX_POOLS = 64
+MAX_MEDIA = 8  # every prompt is looked up in each of them
+MAX_MEDIUM_CHARS = 64
 SLACK_BLOCKS = 64  # beside a twentieth: what an engine announces before it has evicted for it
 
 
@@ -120,13 +120,13 @@ class Capacity:
         pool = pools.get(name)
         if pool is None:
             media = {medium for medium, _ in pools} | {name[0]}
-            if len(pools) >= MOST_POOLS or len(media) > MOST_MEDIA or len(name[0]) > MOST_MEDIUM_CHARS:
-                self.overclaim = f"it claims more than {MOST_MEDIA} media or {MOST_POOLS} pools of blocks"
+            if len(pools) >= MAX_POOLS or len(media) > MAX_MEDIA or len(name[0]) > MAX_MEDIUM_CHARS:
+                self.overclaim = f"it claims more than {MAX_MEDIA} media or {MAX_POOLS} pools of blocks"
                 return None
             pool = pools.of(*name)
         elif len(pools) == 1:
             blocks = len(pool) + len(event.block_hashes)
-            if blocks <= MOST_BLOCKS and (not self.gpu_blocks or blocks <= self.gpu_blocks):
+            if blocks <= MAX_BLOCKS and (not self.gpu_blocks or blocks <= self.gpu_blocks):
                 return pool  # nothing has to be added up
         if not self._excess(pool.medium, len(event.block_hashes)):
             return pool
@@ -135,8 +135,8 @@ class Capacity:
 
     def room(self, pool: Pool) -> int:
         """Blocks that this pool may hold beside those known; below zero if it is claimed to hold too many."""
-        most = self.cacheable_blocks or self.gpu_blocks or MOST_BLOCKS
-        return min(most, MOST_BLOCKS) - len(pool) - len(pool.unnamed)
+        most = self.cacheable_blocks or self.gpu_blocks or MAX_BLOCKS
+        return min(most, MAX_BLOCKS) - len(pool) - len(pool.unnamed)
 
     def has_room_for_copies(self, copies: int) -> bool:
         """Return whether so many blocks may be second copies of resident ones."""
@@ -144,8 +144,8 @@ class Capacity:
 
     def is_too_small_for(self, blocks: int) -> bool:
         """Return whether re-reading a replica with this many blocks would exceed the limits again."""
-        if blocks > MOST_BLOCKS:
-            self.full = TOO_MANY_BLOCKS.format(MOST_BLOCKS)
+        if blocks > MAX_BLOCKS:
+            self.full = TOO_MANY_BLOCKS.format(MAX_BLOCKS)
             return True
         more = blocks - self._pools.blocks
         return self.overclaim is not None and more > 0 and self._excess("GPU", more)
@@ -160,8 +160,8 @@ class Capacity:
                 if say:
                     self.overclaim = f"it claims to hold more than the {self.gpu_blocks:,} blocks that its pool has"
                 return True
-        if total <= MOST_BLOCKS:
+        if total <= MAX_BLOCKS:
             return False
         if say:  # it may well hold them
-            self.full = TOO_MANY_BLOCKS.format(MOST_BLOCKS)
+            self.full = TOO_MANY_BLOCKS.format(MAX_BLOCKS)
         return True

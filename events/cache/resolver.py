@@ -14,7 +14,7 @@ from events.cache.groups import FULL, RULES, Groups, said_of
 from events.cache.naming import Doubtful, Naming
 from events.cache.orphans import Orphans, Reports, ends_in_a_hit
 from events.cache.pool import Digest, Pool, low64, pool_name
-from events.cache.pools import MOST_BLOCKS, Capacity, Pools, ResolverStats
+from events.cache.pools import MAX_BLOCKS, Capacity, Pools, ResolverStats
 from events.cache.slices import StoredPiece
 from events.messages import (
     REMOTE,
@@ -115,7 +115,7 @@ class Resolver:
     def lose(self) -> Cleared:
         """Forget blocks that may be gone since events were lost; only what is stored from now on is claimed."""
         provable = not self.native and self.groups.layout is None  # a hit does not prove every block of other groups
-        self.doubtful.lose(self.pools, MOST_BLOCKS, keep=provable)
+        self.doubtful.lose(self.pools, MAX_BLOCKS, keep=provable)
         return self._forget()
 
     def _forget(self) -> Cleared:

@@ -15,7 +15,7 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from zmq.auth.thread import ThreadAuthenticator
 
-MOST_BYTES = 4096  # a key file has some hundred
+MAX_BYTES = 4096  # a key file has some hundred
 
 
 class CurveKeys(Struct, frozen=True):
@@ -110,8 +110,8 @@ def _load(file: str, *, need_secret: bool) -> tuple[bytes, bytes | None]:
     try:
         # A pipe would be waited for, and some devices never end.
         status = os.stat(file)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_BYTES:
-            raise ValueError(f"not a regular file of at most {MOST_BYTES} bytes; use `events keygen`")
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
+            raise ValueError(f"not a regular file of at most {MAX_BYTES} bytes; use `events keygen`")
         public, secret = zmq.auth.load_certificate(file)
     except (OSError, ValueError) as error:
         raise ValueError(f"{file} is not a CURVE key file: {error}") from error

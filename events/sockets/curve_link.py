@@ -23,12 +23,12 @@ from events.sockets.link import (
     size_of,
 )
 from events.sockets.peers import Ends, ends_of, received_bytes
-from events.sockets.zmtp import MOST_PARTS
+from events.sockets.zmtp import MAX_PARTS
 
 MESSAGES_PER_TURN = 200
 BYTES_PER_TURN = 8 * 2**20
 SHORT_PART_BYTES, LONG_PART_BYTES = 35, 42  # around a part: header, name of the command, nonce, seal and flags
-MOST_UNREAD_MESSAGES = 2000
+MAX_UNREAD_MESSAGES = 2000
 
 
 class CurveLink(Link):
@@ -78,7 +78,7 @@ class CurveLink(Link):
         for each in (socket, self._monitor):
             self._loop.add_reader(each.FD, self._drain)
         socket.linger = 0
-        socket.rcvhwm, socket.sndhwm = MOST_UNREAD_MESSAGES, 0
+        socket.rcvhwm, socket.sndhwm = MAX_UNREAD_MESSAGES, 0
         socket.reconnect_ivl, socket.reconnect_ivl_max = int(RETRY_S * 1000), int(RETRY_AT_MOST_S * 1000)
         socket.connect_timeout, socket.handshake_ivl = int(CONNECT_TIMEOUT_S * 1000), int(HANDSHAKE_S * 1000)
         socket.maxmsgsize = self._most_bytes  # the limit for a part
@@ -133,8 +133,8 @@ class CurveLink(Link):
         """Return the next message; none if there is none, or it has too many parts."""
         frames: Frames = []
         while self._socket is not None and (not frames or self._socket.getsockopt(zmq.RCVMORE)):
-            if len(frames) == MOST_PARTS:
-                self._cut_off(f"a message of more than {MOST_PARTS} parts")
+            if len(frames) == MAX_PARTS:
+                self._cut_off(f"a message of more than {MAX_PARTS} parts")
                 return []
             try:
                 part = self._socket.recv(zmq.NOBLOCK)

@@ -70,7 +70,7 @@ class Link:
 
     With a topic it subscribes (SUB), without it asks (DEALER). It reads on only while `room`, in bytes, is positive;
     call `read_on` when there is room again, and `tick` some times a second. It ends the connection of a peer whose
-    message has more than `most_bytes` or zmtp.MOST_PARTS parts; `warned` keeps it from saying so again and again.
+    message has more than `most_bytes` or zmtp.MAX_PARTS parts; `warned` keeps it from saying so again and again.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 # All peers together may have sent so much by the connections they have: subscriptions, requests of some ten bytes,
 # handshakes and heartbeats. No more can wait, as nobody knows which parts are of messages that have ended.
-MOST_BYTES = 2**20
+MAX_BYTES = 2**20
 INSPECT_S = 0.01  # between two looks at what comes; libzmq takes some ten megabytes meanwhile
 _BYTES_RECEIVED = slice(128, 136)  # tcpi_bytes_received of Linux's `struct tcp_info`
 _TCP_INFO = getattr(network, "TCP_INFO", None)
@@ -129,7 +129,7 @@ class Peers:
             if (connection := self._connections.get(descriptor)) is not None:
                 connection.received = received_bytes(descriptor, connection.ends)
                 self._await_more(descriptor)
-        while sum(each.received for each in self._connections.values()) > MOST_BYTES:
+        while sum(each.received for each in self._connections.values()) > MAX_BYTES:
             by_host: Counter[str] = Counter()
             for each in self._connections.values():
                 by_host[each.host] += each.received
@@ -198,8 +198,8 @@ def received_bytes(descriptor: int, ends: Ends) -> int:
         return 0
 
 
-MOST_PART_BYTES = 1024  # the longest message of a peer: a request, a subscription, a handshake
-MOST_TOPICS = 1000  # the limit for all peers; libzmq takes some 40 bytes for each byte of a topic
+MAX_PART_BYTES = 1024  # the longest message of a peer: a request, a subscription, a handshake
+MAX_TOPICS = 1000  # the limit for all peers; libzmq takes some 40 bytes for each byte of a topic
 WAITING_REQUESTS = 4  # the limit for one peer; more wait with it (with 1, nobody gets in by CURVE)
 KERNEL_BYTES = 256 * 1024  # wait in the kernel for a peer that does not read
 UNREAD_MS = 30_000  # a peer whose kernel takes nothing for so long is gone
@@ -241,7 +241,7 @@ class BoundSocket:
         self.peers = Peers(self.socket, self._most_peers, self._stats)
         self.socket.sndhwm = self._waiting_messages
         self.socket.rcvhwm = WAITING_REQUESTS
-        self.socket.maxmsgsize = MOST_PART_BYTES
+        self.socket.maxmsgsize = MAX_PART_BYTES
         self.socket.handshake_ivl = HANDSHAKE_MS
         self.socket.tcp_maxrt = UNREAD_MS
         self.socket.sndbuf = KERNEL_BYTES
@@ -260,9 +260,9 @@ class BoundSocket:
         self.peers.inspect()
         if not self._bound:
             self._bind_again()
-        elif self._kind == zmq.PUB and int(self.socket.getsockopt(zmq.TOPICS_COUNT)) > MOST_TOPICS:
+        elif self._kind == zmq.PUB and int(self.socket.getsockopt(zmq.TOPICS_COUNT)) > MAX_TOPICS:
             if not self._stats.reopened_sockets:
-                log.warning("more than %d topics at %s; reopening the socket", MOST_TOPICS, self.endpoint)
+                log.warning("more than %d topics at %s; reopening the socket", MAX_TOPICS, self.endpoint)
             self._stats.reopened_sockets += 1
             self.close(linger_ms=0)
             self._open()

@@ -10,7 +10,7 @@ from events.sockets.link import CONNECT_TIMEOUT_S, HANDSHAKE_S, KEEPALIVE_S, REC
 from events.sockets.zmtp import Zmtp, ZmtpError, message, subscription
 
 FRAMES_PER_TURN = 600  # then others get their turn
-MOST_UNSENT_BYTES = 4096  # to a peer that sends heartbeats and reads no answers
+MAX_UNSENT_BYTES = 4096  # to a peer that sends heartbeats and reads no answers
 
 
 class PlainLink(Link, asyncio.Protocol):
@@ -93,7 +93,7 @@ class PlainLink(Link, asyncio.Protocol):
             self._warn(f"sends {error}; closing the connection")
             transport.abort()
             return
-        if zmtp.reply and transport.get_write_buffer_size() < MOST_UNSENT_BYTES:
+        if zmtp.reply and transport.get_write_buffer_size() < MAX_UNSENT_BYTES:
             transport.write(zmtp.reply)
         zmtp.reply = b""
         is_made = zmtp.ready and not was_ready

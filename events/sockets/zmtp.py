@@ -6,7 +6,7 @@ take together. Here a message is refused at the first byte that is too much. See
 
 from events.messages import Frames
 
-MOST_PARTS = 8  # the limit for a message; an event has three, a replayed one four
+MAX_PARTS = 8  # the limit for a message; an event has three, a replayed one four
 MORE, LONG, COMMAND = 1, 2, 4  # flags of a frame
 GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 _OLD = b"\0", b"\1", b"\2"
@@ -89,8 +89,8 @@ class Zmtp:
             if not flags & MORE:
                 messages.append(self._parts)
                 self._parts, self._parts_bytes = [], 0
-            elif len(self._parts) == MOST_PARTS:
-                raise ZmtpError(f"a message of more than {MOST_PARTS} parts")
+            elif len(self._parts) == MAX_PARTS:
+                raise ZmtpError(f"a message of more than {MAX_PARTS} parts")
             else:
                 self._parts_bytes += size
         else:

@@ -8,7 +8,7 @@ from events.stream.states import Repair, Row, State, StreamConfig
 from events.stream.stream import Stream
 
 OVERSIZED = "the replica's snapshot is too long to be read"
-MOST_OVERSIZED = 2  # that many in a row; the next one would be as long
+MAX_OVERSIZED = 2  # that many in a row; the next one would be as long
 
 
 class NativeStream(Stream):
@@ -90,7 +90,7 @@ class NativeStream(Stream):
         if not self._awaits_snapshot:
             return []
         self._oversized += 1
-        if self._oversized < MOST_OVERSIZED:
+        if self._oversized < MAX_OVERSIZED:
             return []
         self._state = State.OVERSIZED
         return self._declare(OVERSIZED) + self._skip_to_held()

@@ -25,7 +25,7 @@ STYLES = {
 UNKNOWN = "-"
 INCARNATION_LETTERS = 8
 LAST_WORDS = 6
-MOST_IDLE = 5  # replicas that have a line each
+MAX_IDLE = 5  # replicas that have a line each
 
 
 NONE_IDLE: Mapping[str, str] = MappingProxyType({})
@@ -180,7 +180,7 @@ def trouble(view: View) -> list[Text]:
 def idleness(view: View, idle: Mapping[str, str]) -> list[Text]:
     """Say why ready replicas are given nothing."""
     names = [replica.name for replica in view.replicas if replica.life == "ready" and replica.name in idle]
-    lines = [Text.assemble((name, "bold"), f" idle: {printable(idle[name])}") for name in names[:MOST_IDLE]]
-    if len(names) > MOST_IDLE:
-        lines.append(Text(f"{len(names) - MOST_IDLE} more are idle; warmroute top says why"))
+    lines = [Text.assemble((name, "bold"), f" idle: {printable(idle[name])}") for name in names[:MAX_IDLE]]
+    if len(names) > MAX_IDLE:
+        lines.append(Text(f"{len(names) - MAX_IDLE} more are idle; warmroute top says why"))
     return lines

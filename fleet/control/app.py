@@ -26,7 +26,7 @@ from fleet.control.controller import Controller
 from fleet.control.hosts import HostGone, HostLost
 from fleet.control.reconcile import UnknownName
 from fleet.control.view import metrics_text, model_view, view
-from fleet.plan import MOST_REPLICAS, FleetPlan, check
+from fleet.plan import MAX_REPLICAS, FleetPlan, check
 
 DONE = {"status": "ok"}
 USUAL_LINES = 100
@@ -123,8 +123,8 @@ class Endpoints:
         bounds = plan and plan.autoscale
         if bounds and not bounds.min <= wish.replicas <= bounds.max:
             raise invalid(f"replicas is {wish.replicas}; {wish.model} scales from {bounds.min} to {bounds.max}")
-        if not 0 <= wish.replicas <= MOST_REPLICAS:
-            raise invalid(f"replicas is {wish.replicas}; make it a number from 0 to {MOST_REPLICAS}")
+        if not 0 <= wish.replicas <= MAX_REPLICAS:
+            raise invalid(f"replicas is {wish.replicas}; make it a number from 0 to {MAX_REPLICAS}")
         self._controller.reconciler.scale(wish.model, wish.replicas)
         return self._changed(wish.model)
 
@@ -211,7 +211,7 @@ def _answering(make: Callable[[Any], Response]) -> Callable[[Request, Any], Awai
     return answer
 
 
-MOST_BYTES = 4 * 1024 * 1024
+MAX_BYTES = 4 * 1024 * 1024
 
 
 async def read_body(request: Request, kind: Any) -> Any:
@@ -219,6 +219,6 @@ async def read_body(request: Request, kind: Any) -> Any:
     body = bytearray()
     async for part in request.stream():
         body += part
-        if len(body) > MOST_BYTES:
-            raise ApiError(413, f"the body is longer than {MOST_BYTES} bytes", code="body_too_large")
+        if len(body) > MAX_BYTES:
+            raise ApiError(413, f"the body is longer than {MAX_BYTES} bytes", code="body_too_large")
     return read(bytes(body), kind)

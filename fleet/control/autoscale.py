@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fleet.host.report import Report
-from fleet.plan import MOST_REPLICAS, Autoscale
+from fleet.plan import MAX_REPLICAS, Autoscale
 
 STALE_S = 5.0  # a measurement older than that says nothing
 STARTS_S = 12  # times up_after_s: for so long a replica that starts counts as if it were there
 SPARE = 0.5  # a prompt may wait this share of the target with one replica less
-MOST_BUSY = 0.7  # the share of the prefill speed, or of the KV memory, in use with one replica less
+MAX_BUSY = 0.7  # the share of the prefill speed, or of the KV memory, in use with one replica less
 FULL = 0.9  # the share of the KV memory in use: a prompt that waits may need more than the rest
-MOST_PATIENCE = 16  # times down_after_s
+MAX_PATIENCE = 16  # times down_after_s
 SLOWEST = 0.1  # a replica is assumed to have at least this share of its prefill speed
 # Engines that do not say it are taken to have these
 ASSUMED_TOKENS_PER_S = 8000.0
@@ -56,7 +56,7 @@ class Demand(NamedTuple):
 
     def enough(self, target_s: float) -> int:
         """The fewest replicas that keep a new prompt's wait within the target."""
-        fewest = min(self.queued_tokens / target_s / self.pace * self.replicas, MOST_REPLICAS)
+        fewest = min(self.queued_tokens / target_s / self.pace * self.replicas, MAX_REPLICAS)
         replicas = max(1, round(fewest))
         return replicas if self.wait_s(replicas) <= target_s else replicas + 1
 
@@ -115,7 +115,7 @@ class Autoscaler:
         more = min(max(demand.enough(plan.ttft_target_s), wanted + 1), 2 * wanted, plan.max)
         if self._fewer_s is not None:
             missed = now_s - self._fewer_s < plan.down_after_s * self._patience
-            self._patience = min(2 * self._patience, MOST_PATIENCE) if missed else 1
+            self._patience = min(2 * self._patience, MAX_PATIENCE) if missed else 1
         self._forget()
         self._incomplete_since_s = now_s
         self.why = (
@@ -138,7 +138,7 @@ class Autoscaler:
             demand.replicas == wanted == there
             and fewer >= max(1, plan.min)  # there would be no queue to see without any
             and demand.wait_s(fewer) <= SPARE * plan.ttft_target_s
-            and demand.busy(fewer) <= MOST_BUSY
+            and demand.busy(fewer) <= MAX_BUSY
         )
         if not ample:
             self._ample_since_s = None

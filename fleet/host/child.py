@@ -16,7 +16,7 @@ from fleet.host.report import ReplicaAddress
 
 LAST_LINES = 12
 TAIL_BYTES = 16 * 1024
-MOST_BYTES = 4 * 1024 * 1024
+MAX_BYTES = 4 * 1024 * 1024
 LONGEST_LOG_BYTES = 64 * 1024 * 1024
 LOG_ENCODING = "utf-8:backslashreplace"  # independent of this process's terminal
 
@@ -63,8 +63,8 @@ class Log:
 
     def last(self, lines: int) -> str:
         """The last lines, as far back as the bytes go that one may ask for."""
-        start = max(0, self.size - MOST_BYTES)
-        text = os.pread(self.descriptor, MOST_BYTES, start).decode(errors="replace")
+        start = max(0, self.size - MAX_BYTES)
+        text = os.pread(self.descriptor, MAX_BYTES, start).decode(errors="replace")
         return "".join(text.splitlines(keepends=True)[-lines:]) if lines > 0 else ""
 
     @property

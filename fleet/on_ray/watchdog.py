@@ -16,7 +16,7 @@ from fleet.on_ray.local import GCS, RAYLET, raylet_lives, start_gcs_again
 LOOK_S = 2.0
 ANSWER_S = 3.0
 MISSES = 10  # looks in a row without an answer: up to 50 s
-MOST_STARTS = 3  # the starts of a GCS within a minute
+MAX_STARTS = 3  # the starts of a GCS within a minute
 STARTS_WITHIN_S = 60.0
 
 
@@ -55,7 +55,7 @@ class RayWatchdog:
     def _may_start(self) -> bool:
         now_s = time.monotonic()
         self._starts = [each for each in self._starts if now_s - each < STARTS_WITHIN_S] + [now_s]
-        return "RAY_gcs_storage" in os.environ and len(self._starts) <= MOST_STARTS
+        return "RAY_gcs_storage" in os.environ and len(self._starts) <= MAX_STARTS
 
     @staticmethod
     def _watch(loop: asyncio.AbstractEventLoop, name: str, pid: int, ended: "asyncio.Queue[str]") -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 Path: TypeAlias = tuple[str | int, ...]  # ("models", 0, "name")
-MOST_LINES = 300  # the lines of a statement; nothing is looked for behind a longer one
+MAX_LINES = 300  # the lines of a statement; nothing is looked for behind a longer one
 
 
 class Lines:
@@ -54,7 +54,7 @@ def _statements(text: str) -> Iterator[tuple[int, bool, tuple[str, ...], Any]]:
         try:
             value: Any = tomllib.loads("\n".join(lines[begin:end]))
         except tomllib.TOMLDecodeError:  # a list or text that goes on
-            if end - begin > MOST_LINES:
+            if end - begin > MAX_LINES:
                 return
             continue
         key: list[str] = []

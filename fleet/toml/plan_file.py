@@ -36,8 +36,8 @@ OURS = tuple(engine for engine in ENGINES if engine not in FOREIGN)
 # Engines that read what another replica has computed.
 HANDING_OVER = ("native", *(engine for engine in FOREIGN if profile_of(engine).hand_over is not None))
 LONGEST_NAME = 100  # a replica's name has a number after it, and 128 characters at most
-MOST_BYTES = 1024 * 1024
-MOST_LEVELS = 32
+MAX_BYTES = 1024 * 1024
+MAX_LEVELS = 32
 BYTE_ORDER_MARK = "\ufeff"  # some editors begin a file with it
 LARGEST_INTEGER = 2**63 - 1  # TOML promises to keep no larger one
 
@@ -46,7 +46,7 @@ OF_RAY = ("CPU", "GPU", "memory", "object_store_memory")  # they have keys of th
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LONG_KEY = re.compile(
-    rf"""(?<![A-Za-z0-9_-])(?:(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){{{MOST_LEVELS}}}"""
+    rf"""(?<![A-Za-z0-9_-])(?:(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){{{MAX_LEVELS}}}"""
 )
 _DIGITS = re.compile(r"[0-9_]{4300}")
 _AT_LINE = re.compile(r" \(at line (\d+), column (\d+)\)$")
@@ -58,7 +58,7 @@ class BadPlan(ValueError):
 
 def read_fleet(path: str) -> FleetPlan:
     try:
-        text = read_bytes_of(path, MOST_BYTES).decode().replace("\r\n", "\n").removeprefix(BYTE_ORDER_MARK)
+        text = read_bytes_of(path, MAX_BYTES).decode().replace("\r\n", "\n").removeprefix(BYTE_ORDER_MARK)
     except UnicodeDecodeError as error:
         raise BadPlan(f"{path} is not UTF-8: {error.reason} at byte {error.start}; save it as UTF-8") from error
     except (OSError, ValueError) as error:  # ValueError: of a path that no file can have
@@ -84,7 +84,7 @@ def _content(path: str, text: str) -> dict[str, Any]:
         raise BadPlan(f"{path}, line {line}: this key has too many parts; a fleet needs three")
     try:
         content = tomllib.loads(text)
-        if _depth(content) > MOST_LEVELS:
+        if _depth(content) > MAX_LEVELS:
             raise RecursionError
         return content
     except RecursionError:
@@ -103,12 +103,12 @@ def _content(path: str, text: str) -> dict[str, Any]:
 def _depth(content: dict[str, Any]) -> int:
     """Return the depth of nested tables and lists. Without recursion: a dotted key may be of any length."""
     level: list[Any] = [content]
-    for depth in range(MOST_LEVELS + 1):
+    for depth in range(MAX_LEVELS + 1):
         inner = [each.values() if isinstance(each, dict) else each for each in level]
         level = [item for items in inner for item in items if isinstance(item, dict | list)]
         if not level:
             return depth
-    return MOST_LEVELS + 1
+    return MAX_LEVELS + 1
 
 
 def _unusable(value: object, where: Path = ()) -> Iterator[tuple[Path, str]]:

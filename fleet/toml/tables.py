@@ -12,7 +12,7 @@ from fleet.toml.lines import Lines, Path
 from fleet.toml.options import ENGINES, nearest, shown
 
 LONGEST_MESSAGE = 500
-MOST_SHOWN = 50
+MAX_SHOWN = 50
 FIXES = {
     "models": "; write [[models]], once for each model, and its keys below it",
     "role": "; write prefill, decode or both",
@@ -27,7 +27,7 @@ _MISSING = re.compile(r"Object missing required field `(\w+)`")
 
 
 class FleetTable(Struct, kw_only=True):
-    models: Annotated[list[dict[str, Any]], Meta(max_length=plan.MOST_MODELS)] = []
+    models: Annotated[list[dict[str, Any]], Meta(max_length=plan.MAX_MODELS)] = []
     router: dict[str, Any] = {}
 
 
@@ -45,7 +45,7 @@ class ModelTable(Struct, kw_only=True):
     replicas: plan.Count | UnsetType = UNSET
     autoscale: plan.Autoscale | None = None
     resources: ResourcesTable = ResourcesTable()
-    tensor_parallel: Annotated[int, Meta(ge=1, le=plan.MOST_RANKS)] = 1
+    tensor_parallel: Annotated[int, Meta(ge=1, le=plan.MAX_RANKS)] = 1
     environment: dict[str, Any] = {}
     options: dict[str, Any] | list[Any] = {}
     drain_timeout: plan.Seconds = 60.0
@@ -75,7 +75,7 @@ class Mistakes:
 
     def __str__(self) -> str:
         """The first mistakes in the order of their lines, and how many more there are; empty if there are none."""
-        lines = [f"{self._file}, line {line}: {message}" for line, message in sorted(self._found)[:MOST_SHOWN]]
+        lines = [f"{self._file}, line {line}: {message}" for line, message in sorted(self._found)[:MAX_SHOWN]]
         more = len(self._found) - len(lines)
         return "\n".join([*lines, f"There are {more} more mistakes."] if more else lines)
 
@@ -87,7 +87,7 @@ def refuse_unknown(values: object, known: Collection[str], where: Path, mistakes
     table = ".".join(part for part in where if isinstance(part, str)) or "the file"
     listed = f"the keys of {table} are {', '.join(known)}"
     for number, key in enumerate(key for key in values if key not in known):
-        hint = f"; {nearest(key, sorted(known), listed)}" if number < MOST_SHOWN else ""
+        hint = f"; {nearest(key, sorted(known), listed)}" if number < MAX_SHOWN else ""
         mistakes.note((*where, key), f"{key!r} is not known here{hint}")
 
 

@@ -15,7 +15,7 @@ from lab.percentiles import percentile
 from lab.writing import UNKNOWN, aligned
 from router.members.spec import Target
 
-MOST_REASONS = 3  # why a replica is idle, with a line each
+MAX_REASONS = 3  # why a replica is idle, with a line each
 
 
 def lines(result: Result) -> Iterator[str]:
@@ -83,10 +83,10 @@ def _replicas(found: Figures, idle: dict[str, str | None]) -> Iterator[str]:
             rows.append((printable(name), f"{own.requests:,}", f"{own.share:.1%}", hits, *times))
         yield from aligned([*rows, *((printable(name), "0", "0.0%", *[UNKNOWN] * 3) for name in idle)])
     reasons = [(name, why) for name, why in idle.items() if why is not None]
-    for name, why in reasons[:MOST_REASONS]:
+    for name, why in reasons[:MAX_REASONS]:
         yield f"{printable(name)} idle: {printable(why)}"
-    if len(reasons) > MOST_REASONS:
-        yield f"{len(reasons) - MOST_REASONS} more are idle; warmroute top says why"
+    if len(reasons) > MAX_REASONS:
+        yield f"{len(reasons) - MAX_REASONS} more are idle; warmroute top says why"
 
 
 def _seconds(value: float | None) -> str:

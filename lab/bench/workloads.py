@@ -72,7 +72,7 @@ def limited(arrivals: Iterable[Arrival], output_tokens: int | None) -> Iterator[
 RECENT = 50  # requests that a developer may come back to
 COMES_BACK = 0.25
 FILES = 40  # the files of a repository
-MOST_FILES = 4  # the files of a prompt
+MAX_FILES = 4  # the files of a prompt
 FILE_TOKENS = (200, 1500)
 QUESTIONS = 4  # asked of each document of a batch
 BATCH_DOCUMENTS = 50  # the documents of one batch
@@ -119,7 +119,7 @@ def code(chance: random.Random) -> Iterator[Conversation]:
         if recent and chance.random() < COMES_BACK:
             open_files = recent.pop(chance.randrange(len(recent)))
         else:
-            open_files = chance.sample(files, chance.randint(1, MOST_FILES))
+            open_files = chance.sample(files, chance.randint(1, MAX_FILES))
         recent = [*recent[1 - RECENT :], open_files]
         cursor = Passage(f"cursor {name}", chance.randint(5, 40))
         yield _single(name, instructions, [*open_files, cursor], chance.randint(8, 48))

@@ -20,7 +20,7 @@ FRAME_S = 0.05
 TIMEOUT_S = 600.0
 LIST_TIMEOUT_S = 10.0
 LONGEST_ANSWER = 512  # tokens
-MOST_CHARACTERS = 1024 * 1024  # an answer may have, whatever length was asked for
+MAX_CHARACTERS = 1024 * 1024  # an answer may have, whatever length was asked for
 _USAGE = {"stream_options": {"include_usage": True}}
 FORMS: tuple[dict[str, Any], ...] = (  # each is sent where the one before is refused
     {"max_tokens": LONGEST_ANSWER, **_USAGE},
@@ -91,8 +91,8 @@ async def _stream(place: Place, body: bytes, answer: Answer, frame: Frame) -> No
             text, seen = "".join(asked.said[seen:]), len(asked.said)
             answer.text += text
             frame(answer, text, time.perf_counter() - began_s)
-            if len(answer.text) > MOST_CHARACTERS:
-                outcome.error, outcome.detail = "too long", f"more than {MOST_CHARACTERS:,} characters"
+            if len(answer.text) > MAX_CHARACTERS:
+                outcome.error, outcome.detail = "too long", f"more than {MAX_CHARACTERS:,} characters"
                 return
             if asked.ended.done():
                 return

@@ -13,8 +13,8 @@ from fleet.display import has_cursor
 from lab.chat.answers import Message, Page, Place, answered, figures
 from router.console.formatting import plain_console
 
-MOST_FILE_BYTES = 1024 * 1024
-MOST_CHARACTERS = 4 * 1024 * 1024  # a question may have, and a whole conversation
+MAX_FILE_BYTES = 1024 * 1024
+MAX_CHARACTERS = 4 * 1024 * 1024  # a question may have, and a whole conversation
 TOO_LONG = (400, 413)  # statuses for a prompt that does not fit
 PROMPT = "> "
 HELP = """\
@@ -34,8 +34,8 @@ class Conversation:
     def take(self, line: str) -> None:
         """Answer a question or obey a command; click errors say what is wrong."""
         command, _, rest = line.partition(" ")
-        if len(line) > MOST_CHARACTERS:
-            raise click.ClickException(f"the question is longer than {MOST_CHARACTERS:,} characters; use /file")
+        if len(line) > MAX_CHARACTERS:
+            raise click.ClickException(f"the question is longer than {MAX_CHARACTERS:,} characters; use /file")
         if command == "/file":
             text = read_document(rest.strip())
             self._messages = [{"role": "system", "content": f"Answer from this document:\n\n{text}"}]
@@ -52,8 +52,8 @@ class Conversation:
 
     def _ask(self, question: str) -> None:
         messages = [*self._messages, {"role": "user", "content": question}]
-        if sum(len(message["content"]) for message in messages) > MOST_CHARACTERS:
-            raise click.ClickException(f"the conversation has over {MOST_CHARACTERS:,} characters; /new begins again")
+        if sum(len(message["content"]) for message in messages) > MAX_CHARACTERS:
+            raise click.ClickException(f"the conversation has over {MAX_CHARACTERS:,} characters; /new begins again")
         has_clock = self._decorated and has_cursor(plain_console(sys.stdout))
         page = Page((lambda seconds: f"{seconds:.1f} s") if has_clock else None)
         try:
@@ -85,9 +85,9 @@ def read_document(name: str) -> str:
         if not path.is_file():  # reading a pipe or a device would not end
             raise click.ClickException(f"{name!r} is not a file; name one that is there")
         with path.open("rb") as file:
-            content = file.read(MOST_FILE_BYTES + 1)
-        if len(content) > MOST_FILE_BYTES:
-            raise click.ClickException(f"{name!r} is larger than {MOST_FILE_BYTES:,} bytes; choose a smaller file")
+            content = file.read(MAX_FILE_BYTES + 1)
+        if len(content) > MAX_FILE_BYTES:
+            raise click.ClickException(f"{name!r} is larger than {MAX_FILE_BYTES:,} bytes; choose a smaller file")
         return content.decode()
     except UnicodeDecodeError:
         raise click.ClickException(f"{name!r} is not text in UTF-8; convert it first") from None
@@ -108,5 +108,5 @@ def typed() -> Iterator[str]:
 
 
 def piped() -> Iterator[str]:
-    while line := sys.stdin.readline(MOST_CHARACTERS + 2):
+    while line := sys.stdin.readline(MAX_CHARACTERS + 2):
         yield line.removesuffix("\n")

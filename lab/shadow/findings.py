@@ -14,8 +14,8 @@ from lab.shadow.watch import Seen
 from lab.writing import UNKNOWN, aligned
 from router.console.formatting import duration
 
-MOST_MISSES = 10
-MOST_UNNAMED = 8
+MAX_MISSES = 10
+MAX_UNNAMED = 8
 
 
 class Run(Struct, frozen=True):
@@ -107,7 +107,7 @@ def findings(
         saved_prefill_s=served.prefill_s - ours.prefill_s,
         measured=measured,
         at_once=at_once_sums(records),
-        misses=nlargest(MOST_MISSES, misses or twin.misses, key=lambda miss: miss.tokens),
+        misses=nlargest(MAX_MISSES, misses or twin.misses, key=lambda miss: miss.tokens),
         misses_of_twin=not misses,
         sure=Sure(
             exact_trees=len(seen.replicas) - len(doubts),
@@ -120,7 +120,7 @@ def findings(
             dropped=seen.placing.records.dropped,
             late=seen.placing.late,
             assumed=speeds.assumed,
-            unnamed=dict(seen.placing.unnamed.most_common(MOST_UNNAMED)),
+            unnamed=dict(seen.placing.unnamed.most_common(MAX_UNNAMED)),
         ),
         speeds=speeds,
     )

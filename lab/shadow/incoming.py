@@ -26,14 +26,14 @@ from router.http.endpoints import body_of
 from router.log_lines import NO_BODY
 from router.members.upstream import Header
 
-MOST_S = 1e12  # since 1970
-MOST_TOKENS = 10**9
+MAX_S = 1e12  # since 1970
+MAX_TOKENS = 10**9
 NO_BODIES = "without its body a request cannot be placed; write the log with --log-prompts"
 EXPECTED = 'write {"ts": seconds, "path": "/v1/chat/completions", "body": {...}}'
 
 Name = Annotated[str, Meta(max_length=512)]
-Tokens = Annotated[int, Meta(ge=0, le=MOST_TOKENS)]
-Seconds = Annotated[float, Meta(ge=-MOST_S, le=MOST_S)]
+Tokens = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
+Seconds = Annotated[float, Meta(ge=-MAX_S, le=MAX_S)]
 
 
 class BadLine(ValueError):
@@ -184,8 +184,8 @@ def _replacing(path: str, opened: int) -> int | None:
         return None
 
 
-MOST_QUEUED = 4096
-MOST_ID_CHARS = 128
+MAX_QUEUED = 4096
+MAX_ID_CHARS = 128
 REPLICA = "x-warmroute-replica"  # a header that names the replica to which the original goes
 REQUEST_ID = "x-request-id"
 
@@ -194,7 +194,7 @@ class Mirror:
     """An ASGI app whose answers matter to nobody: senders of copies do not wait for them."""
 
     def __init__(
-        self, most_body_bytes: int, most_bytes: int, skipped: Counter[str], *, most_queued: int = MOST_QUEUED
+        self, most_body_bytes: int, most_bytes: int, skipped: Counter[str], *, most_queued: int = MAX_QUEUED
     ) -> None:
         """`most_bytes`: of all bodies that are being received, and again of all that are queued."""
         self._most_body_bytes = most_body_bytes
@@ -248,7 +248,7 @@ class Mirror:
                 body=body,
                 path=request.scope["path"],
                 headers=request.headers.raw,
-                request_id=request.headers.get(REQUEST_ID, "")[:MOST_ID_CHARS],
+                request_id=request.headers.get(REQUEST_ID, "")[:MAX_ID_CHARS],
                 replica=request.headers.get(REPLICA),
             )
         )

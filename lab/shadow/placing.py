@@ -27,8 +27,8 @@ from router.proxy.headers import session_of
 from router.proxy.services import Services
 from router.tenants.admission import Admitted
 
-MOST_REQUESTS = 100_000
-MOST_BLOCKS = 16_000_000  # the blocks of all prompts: 128 MB
+MAX_REQUESTS = 100_000
+MAX_BLOCKS = 16_000_000  # the blocks of all prompts: 128 MB
 
 # How it is known where a request went: the file or a header says so; only one replica stored its last block; that block
 # was cached before, at one replica; or at several.
@@ -87,7 +87,7 @@ class Miss(Struct, frozen=True):
 class Records:
     """The newest requests, as many as there is room for."""
 
-    def __init__(self, most_requests: int = MOST_REQUESTS, most_blocks: int = MOST_BLOCKS) -> None:
+    def __init__(self, most_requests: int = MAX_REQUESTS, most_blocks: int = MAX_BLOCKS) -> None:
         self.dropped = 0
         self._most_requests = most_requests
         self._most_blocks = most_blocks
@@ -129,7 +129,7 @@ def at_once_sums(records: Iterable[Record]) -> AtOnceSums:
 
 
 WITHIN_S = 60.0  # the time from the arrival to the end of its prefill
-MOST_SOUGHT = 4096
+MAX_SOUGHT = 4096
 
 
 class _Sought(NamedTuple):
@@ -155,7 +155,7 @@ class Whereabouts:
 
     def seek(self, record: Record, now_s: float) -> None:
         """Look for the replica of a request that has just come, if its prompt fills a block."""
-        if not record.keys or len(self._sought) >= MOST_SOUGHT:
+        if not record.keys or len(self._sought) >= MAX_SOUGHT:
             return
         key = record.keys[-1]
         self._waiting[key] += 1
@@ -207,7 +207,7 @@ class Whereabouts:
 
 LATE_S = 1.0  # after that, the caches may have changed, by this very request for one
 SCHEME = re.compile("^https?://")
-MOST_WHY = 64  # reasons that are told apart
+MAX_WHY = 64  # reasons that are told apart
 OWN_MISTAKE = "failed here"
 
 log = logging.getLogger(__name__)
@@ -246,7 +246,7 @@ class Placing:
 
     def _keep(self, incoming: Incoming, peek: Peek, prompt: Prompt, model: ServedModel) -> None:
         if not prompt.exact:
-            known = len(self.approximate) < MOST_WHY
+            known = len(self.approximate) < MAX_WHY
             self.approximate[(prompt.why_not or "") if known else "other reasons"] += 1
         size = max(model.slots, default=APPROXIMATE) if prompt.exact else APPROXIMATE
         record = Record(
@@ -279,7 +279,7 @@ class Placing:
         if member is not None:
             record.replica, record.source = member.name, "told"
             return
-        if told is not None and (told in self.unnamed or len(self.unnamed) < MOST_WHY):
+        if told is not None and (told in self.unnamed or len(self.unnamed) < MAX_WHY):
             self.unnamed[told] += 1
         if not is_late and record.block_tokens != APPROXIMATE:
             self.whereabouts.seek(record, self._services.now_s())

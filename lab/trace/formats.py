@@ -26,9 +26,9 @@ GZIP_MAGIC = b"\x1f\x8b"
 BOM = b"\xef\xbb\xbf"
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 EVERY_BYTES = 1 << 20  # it is told how far the reading is
-MOST_MS = 1e15  # some thousand years
-MOST_TOKENS = 10**9
-MOST_BLOCKS = 10**8  # the blocks of all prompts: some gigabytes
+MAX_MS = 1e15  # some thousand years
+MAX_TOKENS = 10**9
+MAX_BLOCKS = 10**8  # the blocks of all prompts: some gigabytes
 MOONCAKE_LINES = (
     'each line is {"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [...]}, '
     'or has "hash_runs": [first, count, ...]'
@@ -45,9 +45,9 @@ class BadTrace(Unusable):
 
 
 class MooncakeLine(Struct):
-    timestamp: Annotated[float, Meta(ge=-MOST_MS, le=MOST_MS)]
-    input_length: Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
-    output_length: Annotated[int, Meta(ge=0, le=MOST_TOKENS)]
+    timestamp: Annotated[float, Meta(ge=-MAX_MS, le=MAX_MS)]
+    input_length: Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
+    output_length: Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
     hash_ids: tuple[int, ...] | None = None
     hash_runs: tuple[int, ...] | None = None
     session: int | str | None = None
@@ -73,7 +73,7 @@ class MooncakeLine(Struct):
 
 
 class _About(Struct):
-    block_size: Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
+    block_size: Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
 
 
 class MetaLine(Struct):
@@ -178,8 +178,8 @@ def _of_mooncake(path: Path, numbered: Sequence[tuple[int, MooncakeLine]], block
     if not numbered:
         raise BadTrace(f"{path} holds no requests")
     lines = [line for _, line in numbered]
-    if (named := sum(line.named for line in lines)) > MOST_BLOCKS:
-        raise BadTrace(f"{path} names {named:,} blocks; {MOST_BLOCKS:,} can be read at once, split it")
+    if (named := sum(line.named for line in lines)) > MAX_BLOCKS:
+        raise BadTrace(f"{path} names {named:,} blocks; {MAX_BLOCKS:,} can be read at once, split it")
     size = block_tokens or _block_tokens(path, lines)
     start_ms = min(line.timestamp for line in lines)
     unused = count(1 + max(max(line.blocks, default=0) for line in lines))
@@ -208,7 +208,7 @@ def _of_log(path: Path, lines: Sequence[LogLine], block_tokens: int | None) -> T
     if mixed := {line.block_tokens for line in known} - {size}:
         raise BadTrace(f"{path} has blocks of {size} and of {min(mixed)} tokens; split it by model first")
     for number, line in enumerate(known, start=1):
-        if not (abs(line.ts) <= MOST_MS and 1 <= line.prompt_tokens <= MOST_TOKENS):
+        if not (abs(line.ts) <= MAX_MS and 1 <= line.prompt_tokens <= MAX_TOKENS):
             raise BadTrace(f"{path}, request {number}: {line.prompt_tokens} tokens at {line.ts} s cannot be")
     start_s = min(line.ts for line in known)
     requests = [

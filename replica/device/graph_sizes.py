@@ -10,7 +10,7 @@ SMALLEST = (1, 2, 4, 8)
 EVERY = 8  # up to EVEN, then twice as far apart
 EVEN = 256
 MIXED = (16, *range(32, 256, 32), *range(256, 512, 64), *range(512, 1024, 128), *range(1024, 2048, 256), 2048)
-LEAST_MIXED, MOST_MIXED = 512, 2048  # rows of the largest
+LEAST_MIXED, MAX_MIXED = 512, 2048  # rows of the largest
 WORK = 5 * 10**10  # parameters of a layer times rows, for which a GPU takes as long as the host for a layer's launches
 MIXED_PROMPTS = 8  # the most in a step: a graph's kernels look at all that it has room for
 
@@ -22,7 +22,7 @@ def decode_sizes(largest: int) -> tuple[int, ...]:
 
 def mixed_sizes(rows: int, layer: int) -> tuple[int, ...]:
     """The sizes of steps with prompts, of at most so many rows, for a layer of so many parameters."""
-    largest = min(rows, max(LEAST_MIXED, min(MOST_MIXED, WORK // layer)))
+    largest = min(rows, max(LEAST_MIXED, min(MAX_MIXED, WORK // layer)))
     return (*(size for size in MIXED if size < largest), largest)
 
 

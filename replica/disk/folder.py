@@ -19,7 +19,7 @@ from replica.disk.record import MAGIC
 
 log = logging.getLogger(__name__)
 
-MOST_FILES = 1024  # the files of one fingerprint
+MAX_FILES = 1024  # the files of one fingerprint
 NAME = re.compile(r"kv-([0-9a-f]{32})-[0-9]{1,4}\.blocks")
 OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK  # O_NONBLOCK: a pipe in place of a file must not hold us up
 FILE_MODE, FOLDER_MODE = 0o600, 0o700
@@ -64,11 +64,11 @@ class DiskFolder:
 
     def take(self, fingerprint: str) -> tuple[int, str]:
         """Lock and return the first file of this fingerprint that no process has locked, made if it is missing."""
-        for number in range(MOST_FILES):
+        for number in range(MAX_FILES):
             name = f"kv-{fingerprint}-{number}.blocks"
             if (descriptor := self._lock(name, os.O_CREAT)) is not None:
                 return descriptor, name
-        raise OSError(errno.EBUSY, f"{self.path} has {MOST_FILES} files of this model, and all are in use")
+        raise OSError(errno.EBUSY, f"{self.path} has {MAX_FILES} files of this model, and all are in use")
 
     def open_direct(self, descriptor: int, name: str) -> int | None:
         """Open the same file once more, with O_DIRECT; None where that is not possible."""

@@ -23,7 +23,7 @@ GROUP_SLOTS = 256
 SECTOR = 512
 LEAST_EXACT_BYTES = 256  # a header has room for so many extra keys, or a few more
 NO_EXACT = -1
-MOST_IDENTITY = 2**62  # a file may claim anything; beyond this there would be no room for new identities
+MAX_IDENTITY = 2**62  # a file may claim anything; beyond this there would be no room for new identities
 
 _CHECKSUM = struct.Struct("<Q")
 _HEAD = struct.Struct("<8sIIQQ16s")  # magic, version, block size, payload bytes, generation, fingerprint
@@ -134,7 +134,7 @@ class FileLayout:
         if checksum != xxh3_64_intdigest(page[_CHECKSUM.size :], generation):
             return None
         key, identity, parent, digest, exact_bytes = _HEADER.unpack_from(page, _CHECKSUM.size)
-        if not 0 <= parent < identity < MOST_IDENTITY or not NO_EXACT <= exact_bytes <= self.most_exact_bytes:
+        if not 0 <= parent < identity < MAX_IDENTITY or not NO_EXACT <= exact_bytes <= self.most_exact_bytes:
             return None
         start = _FIXED_BYTES + self.token_bytes
         tokens = bytes(page[_FIXED_BYTES:start])

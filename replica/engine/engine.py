@@ -41,7 +41,7 @@ from replica.runners.runner import Finish, Runner
 from replica.tiers.mover import Mover
 from replica.tiers.transfers import Judgement
 
-MOST_TOKENS_PER_S = 1e8  # a status has no faster ones
+MAX_TOKENS_PER_S = 1e8  # a status has no faster ones
 
 
 class Flight(NamedTuple):
@@ -318,7 +318,7 @@ class Engine:
         if self.mover is not None:
             of_medium = self.mover.speeds.blocks_per_s
             found = {medium: of_medium(medium) * self.config.block_size for medium in self.mover.speeds.media()}
-            speeds = {medium: min(speed, MOST_TOKENS_PER_S) for medium, speed in found.items() if speed}
+            speeds = {medium: min(speed, MAX_TOKENS_PER_S) for medium, speed in found.items() if speed}
         return Load(
             running=self.scheduler.admitted,
             waiting=self.scheduler.waiting,

@@ -19,7 +19,7 @@ from api.process.lifeline import module
 LENGTH_BYTES = 4
 LIMIT_S = 5.0  # the time for one constraint, by the clock
 STARTING_LIMIT_S = 60.0  # the child's time to start, on a machine that does much else
-MOST_WAITING = 64
+MAX_WAITING = 64
 TOO_MUCH = "it takes too much memory, or is nested too deeply; simplify it"
 # Reasons that are limits, the compiler's own words among them.
 LIMITS = {
@@ -56,7 +56,7 @@ class Checker:
         name = hashlib.sha256(msgspec.msgpack.encode(asked.constraint)).digest()
         reason = self._reasons.get(name)
         if reason is None:
-            if self._waiting >= MOST_WAITING:
+            if self._waiting >= MAX_WAITING:
                 self.reached["waiting"] += 1
                 raise queue_full(f"{self._waiting} constraints wait to be compiled, and no more may; try again", 1)
             self._waiting += 1

@@ -29,7 +29,7 @@ from replica.grammar.vocabulary import Vocabulary, unpacked_vocabulary
 Schema: TypeAlias = dict[str, Any]
 Failure: TypeAlias = Callable[[str], str | None]  # why a schema cannot be compiled; None: it can
 
-MOST_TRIES = 200  # compilations to find one place
+MAX_TRIES = 200  # compilations to find one place
 NAMED = ("properties", "patternProperties", *DEFINITIONS)  # their members are schemas by name
 LISTED = ("anyOf", "oneOf", "allOf", "prefixItems")
 SINGLE = ("items", "additionalProperties", "additionalItems", "contains", "not", "propertyNames", "if", "then", "else")
@@ -39,7 +39,7 @@ def place_of(schema: Schema, reason: str, failure: Failure) -> str:
     """Return the path (`$`: the whole schema) of the deepest part that fails for the same reason by itself."""
     definitions = {key: schema[key] for key in DEFINITIONS if key in schema}
     path, children = "$", _children(schema)
-    for _ in range(MOST_TRIES):
+    for _ in range(MAX_TRIES):
         step, child = next(children, ("", None))
         if child is None:
             break
@@ -61,11 +61,11 @@ def _children(schema: Schema) -> Iterator[tuple[str, Schema]]:
 
 
 LENGTH = struct.Struct("<I")
-MOST_CPU_S = 1.0  # the time for one constraint
-MOST_BYTES = 64 * 2**20  # the memory that it keeps
+MAX_CPU_S = 1.0  # the time for one constraint
+MAX_BYTES = 64 * 2**20  # the memory that it keeps
 HEADROOM_BYTES = 512 * 2**20  # the memory that it takes meanwhile
 STACK_BYTES = 2 * 2**20  # a quarter of the engine's: what is nested too deeply for it never gets there
-MOST_CHARACTERS = 1000  # the length of a reason
+MAX_CHARACTERS = 1000  # the length of a reason
 STEPS = 32  # masks of a random answer
 NICENESS = 5  # the engine's steps come first
 
@@ -89,7 +89,7 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
     limit = _pages("size") + HEADROOM_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     while (message := _received(source)) is not None:
-        reason = trial.reason(msgspec.msgpack.decode(message, type=Constraint))[:MOST_CHARACTERS].encode()
+        reason = trial.reason(msgspec.msgpack.decode(message, type=Constraint))[:MAX_CHARACTERS].encode()
         sink.write(LENGTH.pack(len(reason)) + reason)
         sink.flush()
 
@@ -122,10 +122,10 @@ class Trial:
             except RecursionError:
                 return reason
         cpu_s, kept = time.thread_time() - began_s, _pages("resident") - before
-        if cpu_s > MOST_CPU_S:
-            return f"it takes {cpu_s:.1f} s to compile; at most {MOST_CPU_S:g} s are allowed"
-        if kept > MOST_BYTES:
-            return f"it takes {kept >> 20} MiB when compiled; at most {MOST_BYTES >> 20} MiB are allowed"
+        if cpu_s > MAX_CPU_S:
+            return f"it takes {cpu_s:.1f} s to compile; at most {MAX_CPU_S:g} s are allowed"
+        if kept > MAX_BYTES:
+            return f"it takes {kept >> 20} MiB when compiled; at most {MAX_BYTES >> 20} MiB are allowed"
         return ""
 
     def _failure(self, schema: str) -> str | None:

@@ -2,8 +2,8 @@
 
 from replica.messages import Output
 
-MOST_BYTES = 512 * 2**20  # the size of all answers
-MOST_BYTES_EACH = 128 * 2**20
+MAX_BYTES = 512 * 2**20  # the size of all answers
+MAX_BYTES_EACH = 128 * 2**20
 SMALL_BYTES = 2**20  # there is always room for an answer of this size: the number of requests is limited
 # The most that a token, and each log probability with it, takes: from the engine, as text, and in JSON.
 TOKEN_BYTES = 400
@@ -39,12 +39,12 @@ class HeldAnswer:
             count += LOGPROB_BYTES * (len(each.top) + 1)
         self._bytes += count
         self._all.used_bytes += count
-        if self._bytes > MOST_BYTES_EACH:
+        if self._bytes > MAX_BYTES_EACH:
             fix = "ask for fewer choices, tokens or log probabilities, or stream the answer and read on"
-            raise NoRoom(f"the answer takes more than {MOST_BYTES_EACH:,} bytes that wait; {fix}", alone=True)
-        if self._all.used_bytes > MOST_BYTES and self._bytes > SMALL_BYTES:
+            raise NoRoom(f"the answer takes more than {MAX_BYTES_EACH:,} bytes that wait; {fix}", alone=True)
+        if self._all.used_bytes > MAX_BYTES and self._bytes > SMALL_BYTES:
             fix = "try again, or stream the answer and read on"
-            raise NoRoom(f"answers in progress take more than {MOST_BYTES:,} bytes; {fix}", alone=False)
+            raise NoRoom(f"answers in progress take more than {MAX_BYTES:,} bytes; {fix}", alone=False)
 
     def release(self) -> None:
         self._all.used_bytes -= self._bytes

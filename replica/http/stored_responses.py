@@ -8,8 +8,8 @@ from api.errors import ApiError, quoted
 from api.openai_responses.requests import Item
 from api.responses import encode
 
-MOST_RESPONSES = 1000
-MOST_BYTES = 64 * 1024 * 1024
+MAX_RESPONSES = 1000
+MAX_BYTES = 64 * 1024 * 1024
 
 
 class StoredResponse(Struct, frozen=True):
@@ -24,7 +24,7 @@ class Conversation(Struct):
 
 
 class StoredResponses:
-    def __init__(self, most: int = MOST_RESPONSES, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, most: int = MAX_RESPONSES, most_bytes: int = MAX_BYTES) -> None:
         self.bytes = 0
         self._most = most
         self._most_bytes = most_bytes

@@ -23,7 +23,7 @@ from replica.model.ranks import ALONE, Ranks
 
 log = logging.getLogger(__name__)
 
-MOST_EVEN = 16
+MAX_EVEN = 16
 
 
 class Place(Enum):
@@ -114,8 +114,8 @@ class Adapters:
         self.layers = config.num_layers
         own = ranks.own(config)
         # A power of two that divides the columns where a product's projections begin and end.
-        qkv = gcd(MOST_EVEN, own.num_heads * own.head_dim, own.num_kv_heads * own.head_dim)
-        width, inner = gcd(MOST_EVEN, own.hidden_size), gcd(MOST_EVEN, own.intermediate_size)
+        qkv = gcd(MAX_EVEN, own.num_heads * own.head_dim, own.num_kv_heads * own.head_dim)
+        width, inner = gcd(MAX_EVEN, own.hidden_size), gcd(MAX_EVEN, own.intermediate_size)
         self.evenness = {Place.QKV: qkv, Place.OUTPUT: width, Place.GATE_UP: inner, Place.DOWN: width}
         self._config = config
         self._ranks = ranks

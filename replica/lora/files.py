@@ -20,8 +20,8 @@ from replica.model.config import ModelConfig, quoted, some
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
-MOST_RANK = 1024
-MOST_HEADER_BYTES = 2**20
+MAX_RANK = 1024
+MAX_HEADER_BYTES = 2**20
 # The layer's part as transformers names it; peft puts base_model.model before the model's own names.
 NAME = re.compile(
     r"base_model\.model\.model\.layers\.(\d+)\.(?:self_attn|mlp)\.(\w+)\.lora_([AB])(?:\.default)?\.weight"
@@ -85,9 +85,9 @@ def read_adapter(folder: Path, model: ModelConfig) -> AdapterFiles:
     """Read it whole; ValueError or OSError, with the file's name, if it does not fit the model."""
     weights_file = folder / WEIGHTS_FILE
     config = _read_config(folder / CONFIG_FILE)
-    largest = model.num_layers * MOST_RANK * sum(inputs + outputs for inputs, outputs in shapes_of(model).values())
+    largest = model.num_layers * MAX_RANK * sum(inputs + outputs for inputs, outputs in shapes_of(model).values())
     try:
-        weights = read_bytes_of(weights_file, 4 * largest + MOST_HEADER_BYTES)
+        weights = read_bytes_of(weights_file, 4 * largest + MAX_HEADER_BYTES)
     except FileNotFoundError as error:
         if weights_file.exists():
             raise ValueError(str(error)) from error
@@ -187,8 +187,8 @@ def _factors(
     name = f"model.layers.{layer}.{inside}.{part}"
     rank = int(_by_pattern(config.rank_pattern, name, config.r))
     alpha = float(_by_pattern(config.alpha_pattern, name, config.lora_alpha))
-    if rank > MOST_RANK:
-        raise ValueError(f"{what} has rank {rank}; at most {MOST_RANK} is supported")
+    if rank > MAX_RANK:
+        raise ValueError(f"{what} has rank {rank}; at most {MAX_RANK} is supported")
     for tensor, expected in ((down, (rank, inputs)), (up, (outputs, rank))):
         if tuple(tensor.shape) != expected:
             raise ValueError(

@@ -28,7 +28,7 @@ PIECE_BYTES = 64 * 2**20  # changes every digest
 READ_BYTES = 2**20
 THREADS = 4  # a disk reads faster with several requests under way
 SETTLED_NS = 2 * 10**9  # a file that was just written or changed may change once more without a new time
-MOST_CACHE_BYTES = 16 * 2**20
+MAX_CACHE_BYTES = 16 * 2**20
 
 
 class FileDigest(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -48,7 +48,7 @@ def weights_digest(folder: Path, clock_ns: Callable[[], int] = time.time_ns) -> 
     with suppress(ValueError):  # the user has no cache folder
         cache = cache_folder() / "weights" / f"{xxh3_128_hexdigest(os.fsencode(folder.resolve()))}.json"
         with suppress(OSError, msgspec.DecodeError, RecursionError), cache.open("rb") as opened:
-            known = _decode_cache(opened.read(MOST_CACHE_BYTES))
+            known = _decode_cache(opened.read(MAX_CACHE_BYTES))
     digests = {
         name: known[name] for name in names if name in known and known[name].stamp == _stamp((folder / name).stat())
     }

@@ -25,13 +25,13 @@ MAGIC = b"wr-kv/1\n"
 LENGTH = struct.Struct("<I")
 
 LEASE_S = 20.0  # a stream's lease; a reader that gives way to steps of its own may need nearly as long
-MOST_READ_BYTES = 16 * 1024 * 1024  # the limit for a request: four million tokens
-MOST_ANSWER_BYTES = 1024 * 1024  # the limit for any other body; a block's tokens and extra keys are the longest
+MAX_READ_BYTES = 16 * 1024 * 1024  # the limit for a request: four million tokens
+MAX_ANSWER_BYTES = 1024 * 1024  # the limit for any other body; a block's tokens and extra keys are the longest
 LONGEST_NAME = 512
-MOST_BLOCKS = 2**24
+MAX_BLOCKS = 2**24
 
 Name: TypeAlias = Annotated[str, Meta(max_length=LONGEST_NAME)]
-Index: TypeAlias = Annotated[int, Meta(ge=0, le=MOST_BLOCKS)]
+Index: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_BLOCKS)]
 
 
 class Welcome(Struct, frozen=True, tag="welcome"):

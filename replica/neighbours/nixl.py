@@ -17,14 +17,14 @@ import msgspec
 import numpy as np
 
 from replica.neighbours.connection import Connection, Patience
-from replica.neighbours.messages import MOST_ANSWER_BYTES, Block, Lost, Taken, decode_from_reader
+from replica.neighbours.messages import MAX_ANSWER_BYTES, Block, Lost, Taken, decode_from_reader
 from replica.neighbours.transports import Inlet, Outlet
 
 log = logging.getLogger(__name__)
 
 NIXL = "nixl"
 BUFFERS = 4  # a stream's buffers: one is filled while others are read
-MOST_ABANDONED = 4  # transfers that did not end; their buffers are never used again
+MAX_ABANDONED = 4  # transfers that did not end; their buffers are never used again
 SPINS = 200  # looks at a transfer before the first pause
 PAUSE_S = 0.0002
 
@@ -105,7 +105,7 @@ class NixlOutlet:
             self._wait_for_one(patience)
 
     def _wait_for_one(self, patience: Patience) -> None:
-        body = self._connection.receive_frame(MOST_ANSWER_BYTES, patience)
+        body = self._connection.receive_frame(MAX_ANSWER_BYTES, patience)
         try:
             taken = decode_from_reader(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -127,7 +127,7 @@ class NixlReader:
         self._abandoned: list[_Agent] = []
 
     def inlet(self, connection: Connection, greeting: bytes) -> Inlet | None:
-        if len(self._abandoned) > MOST_ABANDONED:
+        if len(self._abandoned) > MAX_ABANDONED:
             return None
         try:
             peer = self._agent.agent.add_remote_agent(greeting)
@@ -143,7 +143,7 @@ class NixlReader:
         """Keep the buffer of a transfer that may still write to it, and never use it again."""
         assert self.is_current(agent), "it was used after it was abandoned"
         self._abandoned.append(agent)
-        if len(self._abandoned) > MOST_ABANDONED:
+        if len(self._abandoned) > MAX_ABANDONED:
             log.warning("%d transfers by NIXL did not end; blocks come by TCP from now on", len(self._abandoned))
         else:
             self._agent = _Agent(1, self._block_bytes)

@@ -13,7 +13,7 @@ from msgspec import Struct
 from replica.neighbours.connection import STALL_S, Connection, Counts, Patience, host_and_port
 from replica.neighbours.messages import (
     LEASE_S,
-    MOST_ANSWER_BYTES,
+    MAX_ANSWER_BYTES,
     Block,
     Lost,
     Offer,
@@ -35,8 +35,8 @@ DEAD_S = 5.0  # a peer that failed is not asked again for so long
 # Below this no pull pauses: a new connection alone may take that long on a busy machine.
 HURRY_S = 1.0
 KEPT_S = 30.0  # a connection without a pull; the source keeps it longer
-MOST_KEPT = 16  # connections and dead peers: a fleet is larger, but its prefixes have few sources at a time
-MOST_LOGGED = 1024
+MAX_KEPT = 16  # connections and dead peers: a fleet is larger, but its prefixes have few sources at a time
+MAX_LOGGED = 1024
 
 FULL = ("", "busy")  # reasons of an offer that say nothing bad of the source
 
@@ -102,7 +102,7 @@ class Reader:
             self._exchange(kept, wanted, targets, arrivals, patience, give_way)
             kept.since_s = time.monotonic()
             self._kept[endpoint] = kept
-            if len(self._kept) > MOST_KEPT:
+            if len(self._kept) > MAX_KEPT:
                 self._kept.pop(next(iter(self._kept))).close()
         except Lost as lost:
             if kept is not None:
@@ -204,15 +204,15 @@ class Reader:
             return  # the peer has done nothing wrong
         self._dead_until_s.pop(endpoint, None)
         self._dead_until_s[endpoint] = time.monotonic() + DEAD_S
-        if len(self._dead_until_s) > MOST_KEPT:
+        if len(self._dead_until_s) > MAX_KEPT:
             del self._dead_until_s[next(iter(self._dead_until_s))]
-        if (endpoint, lost.reason) not in self._logged and len(self._logged) < MOST_LOGGED:
+        if (endpoint, lost.reason) not in self._logged and len(self._logged) < MAX_LOGGED:
             self._logged.add((endpoint, lost.reason))
             log.warning("blocks cannot be read from %s (%s): %s", endpoint, lost.reason, lost)
 
 
 def _receive(connection: Connection, kind: type[Answer], patience: Patience) -> Answer:
-    body = connection.receive_frame(MOST_ANSWER_BYTES, patience)
+    body = connection.receive_frame(MAX_ANSWER_BYTES, patience)
     try:
         message = decode_from_source(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

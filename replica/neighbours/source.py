@@ -23,13 +23,13 @@ from events.blocks import TOKEN_BYTES
 from replica.cache.chain import Chain
 from replica.neighbours.connection import STALL_S, Connection, Counts, Patience, host_and_port
 from replica.neighbours.holds import BlockSource
-from replica.neighbours.messages import LEASE_S, MOST_READ_BYTES, Block, Lost, Offer, Read, Welcome, decode_from_reader
+from replica.neighbours.messages import LEASE_S, MAX_READ_BYTES, Block, Lost, Offer, Read, Welcome, decode_from_reader
 from replica.neighbours.sealed import REPLY_BYTES, Challenge, NotProven
 from replica.neighbours.transports import Outlet, SourceTransport
 
 log = logging.getLogger(__name__)
 
-MOST_READERS = 64
+MAX_READERS = 64
 STREAMS = 2
 HANDSHAKE_S = 2.0
 IDLE_S = 60.0  # a connection without a request
@@ -50,7 +50,7 @@ class SourceConfig(Struct, frozen=True, kw_only=True):
     stall_s: float = STALL_S
     turn_s: float = TURN_S
     handshake_s: float = HANDSHAKE_S
-    most_readers: int = MOST_READERS
+    most_readers: int = MAX_READERS
     streams: int = STREAMS
 
 
@@ -92,7 +92,7 @@ class Source:
         self._free_streams: queue.SimpleQueue[int] = queue.SimpleQueue()
         for stream in range(config.streams):
             self._free_streams.put(stream)
-        self._most_read_bytes = min(MOST_READ_BYTES, 2 * TOKEN_BYTES * config.most_tokens + 64 * 1024)
+        self._most_read_bytes = min(MAX_READ_BYTES, 2 * TOKEN_BYTES * config.most_tokens + 64 * 1024)
         threading.Thread(target=self._accept, name="kv-source", daemon=True).start()
 
     @property

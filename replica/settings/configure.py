@@ -24,7 +24,7 @@ from replica.settings.options import NATIVE_MAX_STEP_S, TABLE
 from replica.settings.sizes import HOST_SHARE, free_bytes
 
 SHORTEST_SECRET = 16
-MOST_ANSWERS_BYTES = 1024 * 1024
+MAX_ANSWERS_BYTES = 1024 * 1024
 
 
 def config_from(ctx: click.Context) -> ReplicaConfig:
@@ -106,7 +106,7 @@ def check_combinations(ctx: click.Context) -> None:
 
 def _answers(file: str | None) -> tuple[AnswerRule, ...]:
     try:
-        lines = [] if file is None else read_model_file(Path(file), MOST_ANSWERS_BYTES).splitlines()
+        lines = [] if file is None else read_model_file(Path(file), MAX_ANSWERS_BYTES).splitlines()
     except (OSError, ValueError) as error:
         raise Unusable(f"--simulated-answers: {error}") from error
     return tuple(_rule(line, f"{file}, line {number}") for number, line in enumerate(lines, start=1) if line.strip())

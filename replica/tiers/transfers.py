@@ -14,7 +14,7 @@ from replica.cache.names import Match
 from replica.runners.request import Request
 
 LEAST_PULLED_BLOCKS = 4  # fewer are not worth asking for
-LEAST_PATIENCE_S, MOST_PATIENCE_S = 0.5, 30.0
+LEAST_PATIENCE_S, MAX_PATIENCE_S = 0.5, 30.0
 
 
 class Judgement(NamedTuple):
@@ -103,7 +103,7 @@ class Transfers:
         if found.endpoint:
             blocks = request.blocks[here : found.stop]
             compute_s = self._judgement.compute_s(len(blocks) * self._pool.block_size)
-            patience_s = min(MOST_PATIENCE_S, max(LEAST_PATIENCE_S, compute_s or MOST_PATIENCE_S))
+            patience_s = min(MAX_PATIENCE_S, max(LEAST_PATIENCE_S, compute_s or MAX_PATIENCE_S))
             transfer.pull = Pull(found.endpoint, request.chain, here, blocks, patience_s)
             request.sources = [one for one in request.sources if one.endpoint != found.endpoint]
         self._loading[id(transfer)] = Loading(request, transfer, hits)

@@ -13,8 +13,8 @@ from router.prompts.prefixes.tree import Prefix, Shared
 
 BRANCH = "  "
 DEEPEST = 8  # levels that are indented: a long conversation has one for each of its turns
-MOST_TEXT = 120  # characters
-MOST_NAMES = 30  # characters
+MAX_TEXT = 120  # characters
+MAX_NAMES = 30  # characters
 NAMED = 3  # replicas; of more the number is said
 HINT = "No texts are kept; start the router with --show-prompts to see them."
 
@@ -67,8 +67,8 @@ def _columns(rows: Sequence[tuple[Prefix, int]], *, several: bool) -> tuple[Colu
         Column("tokens", tokens, width=max(6, *map(len, map(tokens, rows))), **left),
         Column("prompts", lambda row: row[0].prompts, count_of, 7, style=style),
         Column("last", lambda row: row[0].idle_s, ago, 4, style=style),
-        Column("held by", held_by, width=min(MOST_NAMES, max(7, *map(len, map(held_by, rows)))), **left),
-        Column("text", lambda row: cut(text_of(row[0]), MOST_TEXT), **left),
+        Column("held by", held_by, width=min(MAX_NAMES, max(7, *map(len, map(held_by, rows)))), **left),
+        Column("text", lambda row: cut(text_of(row[0]), MAX_TEXT), **left),
     )
 
 

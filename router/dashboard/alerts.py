@@ -37,12 +37,12 @@ from router.responses import FeedState
 EVERY_S = 5.0
 LOOKS = 3  # the oldest is compared with the newest
 READINGS = 12  # readings of the queues, one per frame
-MOST_REPLICAS = 32  # a larger fleet's own /metrics would take too long to poll
+MAX_REPLICAS = 32  # a larger fleet's own /metrics would take too long to poll
 TIMEOUT_S = 2.0
-MOST_CHOICES = 500
-MOST_CONSIDERED = 200_000  # candidates of all decisions together
-MOST_ALERTS = 50
-MOST_ENDED = 10
+MAX_CHOICES = 500
+MAX_CONSIDERED = 200_000  # candidates of all decisions together
+MAX_ALERTS = 50
+MAX_ENDED = 10
 ENDED_FOR_S = 600.0  # an alert is shown so long after its end
 CONSIDERED_AT_A_TIME = 2000
 ROWS_AT_A_TIME = 500  # rows are cheap to read
@@ -101,7 +101,7 @@ class ReplicaMetrics:
 
     async def _poll_all(self) -> None:
         members = list(self._members)
-        if len(members) > MOST_REPLICAS:
+        if len(members) > MAX_REPLICAS:
             members = []
         self._samples = {member: kept for member in members if (kept := self._samples.get(member)) is not None}
         await asyncio.gather(*map(self._poll, {member.server: None for member in members}))
@@ -133,7 +133,7 @@ class Alerts:
         self.report = AlertReport()
         self._metrics = ReplicaMetrics(self.members)
         self._alerts: dict[tuple[str, str | None], Alert] = {}  # alerts by rule and replica
-        self._ended: deque[Alert] = deque(maxlen=MOST_ENDED)
+        self._ended: deque[Alert] = deque(maxlen=MAX_ENDED)
         self._looks: deque[Look] = deque(maxlen=LOOKS)
         self._readings: deque[dict[str, Reading]] = deque(maxlen=READINGS)
 
@@ -188,8 +188,8 @@ class Alerts:
         self.report = AlertReport(
             judged_at=now,
             window_s=round(figures.window_s, 1),
-            truncated=max(0, len(findings) - MOST_ALERTS),
-            alerts=list(islice(self._alerts.values(), MOST_ALERTS)),
+            truncated=max(0, len(findings) - MAX_ALERTS),
+            alerts=list(islice(self._alerts.values(), MAX_ALERTS)),
             ended=[one for one in self._ended if one.until is not None and now - one.until < ENDED_FOR_S],
         )
 
@@ -213,8 +213,8 @@ class Alerts:
             yield replica_figures(before, readings, now, partial(self._metrics.figures, member))
 
     def _decided_since(self, before: PastDecision | None) -> list[PastDecision]:
-        """The newest decisions, newest first, within MOST_CONSIDERED candidates."""
-        most = min(MOST_CHOICES, MOST_CONSIDERED // max(1, len(self.members)))
+        """The newest decisions, newest first, within MAX_CONSIDERED candidates."""
+        most = min(MAX_CHOICES, MAX_CONSIDERED // max(1, len(self.members)))
         newest_first = islice(reversed(self.history.decisions), most)
         return [one for one in takewhile(lambda one: one is not before, newest_first) if one.outcome.chosen is not None]
 

@@ -31,12 +31,12 @@ log = logging.getLogger(__name__)
 
 FRAME_S = 1.0
 LINGER_S = 10.0  # keep alerts after the last one leaves: it may come back at once with another query
-MOST_WATCHERS = 64
-MOST_READERS = 48  # the limit for readers: an administrator always finds room
-MOST_OF_ONE = 8  # the limit for a reader's key, or for an address where readers have none
+MAX_WATCHERS = 64
+MAX_READERS = 48  # the limit for readers: an administrator always finds room
+MAX_OF_ONE = 8  # the limit for a reader's key, or for an address where readers have none
 RETRY_S = 5
-MOST_DECISIONS = 20
-MOST_MODELS = 100
+MAX_DECISIONS = 20
+MAX_MODELS = 100
 SHOWN = (  # fields of a decision's record
     *("request_id", "model", "chosen", "prompt_tokens", "exact", "index_exact", "prediction_exact", "why_inexact"),
     *("predicted_cached_tokens", "reported_cached_tokens", "ttft_s", "duration_s", "status", "retries", "resumes"),
@@ -106,12 +106,12 @@ class Broadcast:
             raise draining()
         subscriber = Subscriber(query, key, address)
         readers = [one for one in self._subscribers if not one.query.admin]
-        if len(self._subscribers) >= MOST_WATCHERS:
-            raise _too_many(f"{MOST_WATCHERS} dashboards are open")
-        if not query.admin and len(readers) >= MOST_READERS:
-            raise _too_many(f"{MOST_READERS} dashboards of readers are open")
-        if not query.admin and sum(one.whose == subscriber.whose for one in readers) >= MOST_OF_ONE:
-            raise _too_many(f"{MOST_OF_ONE} dashboards of one reader are open")
+        if len(self._subscribers) >= MAX_WATCHERS:
+            raise _too_many(f"{MAX_WATCHERS} dashboards are open")
+        if not query.admin and len(readers) >= MAX_READERS:
+            raise _too_many(f"{MAX_READERS} dashboards of readers are open")
+        if not query.admin and sum(one.whose == subscriber.whose for one in readers) >= MAX_OF_ONE:
+            raise _too_many(f"{MAX_OF_ONE} dashboards of one reader are open")
         if self._fleet is not None:
             subscriber.show(self._frame(self._fleet, query))
         self._subscribers.add(subscriber)
@@ -163,7 +163,7 @@ class Broadcast:
         }
 
     def _models(self) -> list[str]:
-        return list(islice(self.sampling.statuses.members.models, MOST_MODELS))
+        return list(islice(self.sampling.statuses.members.models, MAX_MODELS))
 
     def _history(self, seen: int) -> bytes:
         """The newest point, or all points if the subscriber missed some."""
@@ -204,7 +204,7 @@ class Broadcast:
         if self.colleagues is not None and any(subscriber.query.admin for subscriber in self._subscribers):
             for there in (await self.colleagues.told(DECIDED)).values():
                 newest += there
-            newest = sorted(newest, key=itemgetter("at"), reverse=True)[:MOST_DECISIONS]
+            newest = sorted(newest, key=itemgetter("at"), reverse=True)[:MAX_DECISIONS]
         return newest
 
     def _frame(self, fleet: Fleet, query: FeedQuery) -> bytes:
@@ -229,7 +229,7 @@ def event(name: str, content: object) -> bytes:
 def decided(decisions: deque[PastDecision]) -> list[dict[str, Any]]:
     """This worker's newest decisions."""
     shown = []
-    for past in islice(reversed(decisions), MOST_DECISIONS):
+    for past in islice(reversed(decisions), MAX_DECISIONS):
         record = past.record(briefly=True)
         is_split = record.prefill is not None and record.prefill.outcome is not None
         fields = {name: getattr(record, name) for name in SHOWN}

@@ -9,7 +9,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from router.dashboard.broadcast import Broadcast, FeedQuery, Subscriber
-from router.dashboard.replica_page import MOST_PREFIXES, HeldPrefix, held_prefixes, page_of
+from router.dashboard.replica_page import MAX_PREFIXES, HeldPrefix, held_prefixes, page_of
 from router.dashboard.rows import Query
 from router.dashboard.sampling import Sampling
 from router.dashboard.sharing import SharedPrefixes, Told
@@ -70,7 +70,7 @@ class Dashboard:
         """The shared prefixes that the member holds. It may have left when this returns."""
         async with self._computing:
             if self._kept is None:
-                self._kept = await self.prefixes.told(MOST_PREFIXES)
+                self._kept = await self.prefixes.told(MAX_PREFIXES)
                 asyncio.get_running_loop().call_later(SHARED_S, self._forget)
             shared = self._kept
         return await held_prefixes(self.prefixes, member, shared)

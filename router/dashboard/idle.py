@@ -10,8 +10,8 @@ from router.placement.cost import INFINITE, Candidate
 from router.placement.decision import Decision
 from router.placement.effects import NEAR_S
 
-MOST_DECISIONS = 200
-MOST_LOOKS = 2000  # looks at candidates, about a millisecond: in a fleet of a thousand, the last two decisions
+MAX_DECISIONS = 200
+MAX_LOOKS = 2000  # looks at candidates, about a millisecond: in a fleet of a thousand, the last two decisions
 RARE = 0.1  # a replica that is given no more than this part of an even share gets a reason
 BY_COST = ("cost", "prefix")  # policies that look for the prompt's tokens
 
@@ -31,8 +31,8 @@ class PassedOver(Struct):
 def passed_over(newest_first: Iterable[Decision], idle: Collection[Candidate]) -> dict[Candidate, PassedOver]:
     """Count the decisions for which these replicas were candidates, within both bounds above."""
     found = {candidate: PassedOver() for candidate in idle}
-    looks = MOST_LOOKS
-    for _, decision in zip(range(MOST_DECISIONS), newest_first, strict=False):
+    looks = MAX_LOOKS
+    for _, decision in zip(range(MAX_DECISIONS), newest_first, strict=False):
         if not found or looks <= 0:
             break
         candidates, chosen = decision.candidates, decision.chosen

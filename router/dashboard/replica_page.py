@@ -17,7 +17,7 @@ from router.placement.index import APPROXIMATE
 from router.prompts.prefixes.tree import Run
 from router.responses import FeedState
 
-MOST_PREFIXES = 50
+MAX_PREFIXES = 50
 
 
 class HeldPrefix(Struct):
@@ -93,7 +93,7 @@ async def held_prefixes(shared: SharedPrefixes, member: Member, told: Told) -> l
     Empty if the member leaves meanwhile: its slot may be reused.
     """
     found = []
-    for run in told.runs[:MOST_PREFIXES]:
+    for run in told.runs[:MAX_PREFIXES]:
         await asyncio.sleep(0)
         if member not in shared.members:
             return []

@@ -8,8 +8,8 @@ from msgspec import Struct
 from api.errors import invalid
 from router.responses import ReplicaStatus
 
-MOST_ROWS = 100
-MOST_OFFSET = 1_000_000
+MAX_ROWS = 100
+MAX_OFFSET = 1_000_000
 LONGEST_FILTER = 100
 INEXACT = ("partial", "syncing")
 STATES = ("exact", *INEXACT, "approximate", "down", "draining")
@@ -102,7 +102,7 @@ class Query(NamedTuple):
     order: Order = "desc"
     filter: str = ""
     offset: int = 0
-    limit: int = MOST_ROWS
+    limit: int = MAX_ROWS
 
 
 SORTS = {
@@ -141,8 +141,8 @@ def query_of(asked: Mapping[str, str]) -> Query:
         sort,
         ORDERS[order],
         wanted.strip().lower(),
-        _number(asked, "offset", 0, 0, MOST_OFFSET),
-        _number(asked, "limit", MOST_ROWS, 1, MOST_ROWS),
+        _number(asked, "offset", 0, 0, MAX_OFFSET),
+        _number(asked, "limit", MAX_ROWS, 1, MAX_ROWS),
     )
 
 

@@ -20,8 +20,8 @@ from router.records.history import History
 from router.workers.colleagues import Colleagues
 from router.workers.questions import RECENT
 
-MOST_PREFIXES = 200
-MOST_NAMES = 20  # the most replicas that are named; `held_by` counts all of them
+MAX_PREFIXES = 200
+MAX_NAMES = 20  # the most replicas that are named; `held_by` counts all of them
 SHOWN_CHARACTERS = 200
 AT_A_TIME = 64  # prompts
 LONGEST_WORD = 32  # a length in bytes
@@ -90,7 +90,7 @@ class SharedPrefixes:
                 for key, ends_s in there.retained_until_s.items():
                     until_s[key] = max(ends_s, until_s.get(key, 0.0))
             routed.sort(key=attrgetter("at_s"))
-        return await asyncio.to_thread(_sharing, routed, min(limit, MOST_PREFIXES), until_s)
+        return await asyncio.to_thread(_sharing, routed, min(limit, MAX_PREFIXES), until_s)
 
     async def shared(self, limit: int) -> Shared:
         routed, kinds, chosen, retained = await self.told(limit)
@@ -140,11 +140,11 @@ class SharedPrefixes:
             prompts=run.prompts,
             idle_s=round(now_s - run.last_s, 3),
             held_by=len(holders),
-            replicas=[name for name, _ in holders[:MOST_NAMES]],
+            replicas=[name for name, _ in holders[:MAX_NAMES]],
             text=text_of(path),
             below=[],
             id=f"{kind.model} {run.keys[0]:016x}",
-            sources={name: source for name, source in holders[:MOST_NAMES] if source != GPU},
+            sources={name: source for name, source in holders[:MAX_NAMES] if source != GPU},
             retained_s=None if retained_until_s is None else round(max(0.0, retained_until_s - now_s), 3),
         )
         return prefix, usable

@@ -25,8 +25,8 @@ from router.workers.questions import EXPECT_CLEAR, FORGET, LEARN_AGAIN
 
 LOAD_S = 120.0  # an engine may read an adapter from a slow disk
 RESET_S = 60.0  # an engine may first end its requests
-MOST_AT_ONCE = 32
-MOST_SHOWN = 300  # characters of an engine's answer
+MAX_AT_ONCE = 32
+MAX_SHOWN = 300  # characters of an engine's answer
 SUCCESS, BAD_GATEWAY = 200, 502
 
 At = TypeVar("At")
@@ -50,7 +50,7 @@ class Said(NamedTuple):
 
 async def at_all(replicas: Iterable[At], ask: Callable[[At], Awaitable[Result]]) -> list[Result]:
     """Ask all of them, some at a time."""
-    at_once = asyncio.Semaphore(MOST_AT_ONCE)
+    at_once = asyncio.Semaphore(MAX_AT_ONCE)
 
     async def at(replica: At) -> Result:
         async with at_once:
@@ -64,7 +64,7 @@ async def say(server: Server, path: str, body: bytes, timeout_s: float) -> Said:
         answer = await fetch(server.upstream, path, body=body, lines=server.key_line, timeout_s=timeout_s)
     except Broken as broken:
         return Said(None, str(broken))
-    message = answer.body[: 4 * MOST_SHOWN].decode(errors="replace")[:MOST_SHOWN]
+    message = answer.body[: 4 * MAX_SHOWN].decode(errors="replace")[:MAX_SHOWN]
     return Said(answer.status, message, answer.body)
 
 

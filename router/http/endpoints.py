@@ -30,7 +30,7 @@ from router.http.at_replicas import change_adapter, reset_caches
 from router.http.document import TITLE
 from router.http.explaining import explained
 from router.http.metrics import Printed, metrics_text
-from router.http.usage import MOST_ROWS, usage_answer
+from router.http.usage import MAX_ROWS, usage_answer
 from router.members.broken import no_replica
 from router.members.members import Member, ServedModel, Server
 from router.members.spec import BadSpec, spec_of
@@ -47,7 +47,7 @@ PLACES = {"api": "/v1", "dashboard": "/dashboard", "docs": "/docs", "health": "/
 USUAL_DECISIONS = 100
 MAX_SMALL_BODY = 1024 * 1024
 MAX_RETAINED_BODY = 2 * 1024 * 1024  # read in the loop: the beginning of a prompt is rarely as long as a whole one
-MOST_NAMES = 10  # the replicas that an error lists
+MAX_NAMES = 10  # the replicas that an error lists
 
 
 @dataclass(eq=False)
@@ -124,7 +124,7 @@ class Endpoints:
         return json_response({"version": version("warmroute")})
 
     async def usage(self, request: Request) -> Response:
-        limit = limit_of(request.query_params, MOST_ROWS)
+        limit = limit_of(request.query_params, MAX_ROWS)
         asked = request.query_params, limit, request.state.admitted
         return await usage_answer(self.ledger, self.colleagues, *asked)
 
@@ -183,8 +183,8 @@ class Endpoints:
 
     def _unknown(self, name: str) -> NoReturn:
         names = self._members.by_name
-        known = ", ".join(islice(names, MOST_NAMES)) or "none"
-        more = f" and {len(names) - MOST_NAMES:,} more" if len(names) > MOST_NAMES else ""
+        known = ", ".join(islice(names, MAX_NAMES)) or "none"
+        more = f" and {len(names) - MAX_NAMES:,} more" if len(names) > MAX_NAMES else ""
         message = f"there is no replica named {name[:100]!r}; there are: {known}{more}"
         raise ApiError(404, message, code="replica_not_found")
 

@@ -21,7 +21,7 @@ from router.proxy.reading import serve
 from router.proxy.request import Request
 from router.proxy.services import Services
 
-MOST_SHOWN = 256  # characters of a target that is none, in the access log
+MAX_SHOWN = 256  # characters of a target that is none, in the access log
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 STATUS_LINES = {status.value: b"HTTP/1.1 %d %s\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
 
@@ -230,7 +230,7 @@ class FrontConnection(HttpProtocol):
             target = parse_target(raw, self.headers)
             asked = self._table.find(method, target.path)
         except ApiError as error:
-            return self._openings.refused(error), raw[:MOST_SHOWN].decode("latin-1"), b"", b""
+            return self._openings.refused(error), raw[:MAX_SHOWN].decode("latin-1"), b"", b""
         self.url = target.raw
         opens = None if self._spare or asked.route is None else self._openings.by_route.get(asked.route)
         return opens, asked.text, raw_path(target.path), target.query

@@ -22,7 +22,7 @@ from router.workers.colleagues import Colleagues
 from router.workers.questions import USAGE
 
 USUAL_DAYS = 30
-MOST_ROWS = 100_000  # the most rows of an answer
+MAX_ROWS = 100_000  # the most rows of an answer
 FORMATS = ("json", "csv")
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that a spreadsheet would compute
 
@@ -44,10 +44,10 @@ async def usage_answer(
     else:  # first each worker saves what it has, so that nothing is in two places
         told, _ = await asyncio.gather(colleagues.told(USAGE, wanted), ledger.save())
         others = list(told.values())
-    saved = await ledger.saved(wanted, MOST_ROWS + 1)
+    saved = await ledger.saved(wanted, MAX_ROWS + 1)
     rows = await asyncio.to_thread(merged, chain(saved, await ledger.unsaved(wanted), *others), wanted.by)
-    if len(rows) > MOST_ROWS:
-        raise invalid(f"that is more than {MOST_ROWS:,} rows; choose fewer days, a key or a model", "from")
+    if len(rows) > MAX_ROWS:
+        raise invalid(f"that is more than {MAX_ROWS:,} rows; choose fewer days, a key or a model", "from")
     left_out = max(0, len(rows) - limit)
     if left_out:
         rows = nlargest(limit, rows, key=lambda row: row.counts.tokens)

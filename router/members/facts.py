@@ -13,12 +13,12 @@ from msgspec import Meta, Struct
 
 from api.native import is_kv_endpoint
 from engines import NATIVE, owned_by, profile_of
-from engines.metrics import MOST_BLOCKS
+from engines.metrics import MAX_BLOCKS
 from engines.profile import EngineProfile
 from engines.sources import NAME_THEM, NO_EVENTS, SWITCH_ON, Sources
 from events.publisher import EventEndpoints, offset_port
 from events.source import Source
-from router.members.spec import AUTO, MOST_BLOCK_TOKENS, OFF, SOCKETS, TCP, WILDCARDS, BadSpec, ModelName, ReplicaSpec
+from router.members.spec import AUTO, MAX_BLOCK_TOKENS, OFF, SOCKETS, TCP, WILDCARDS, BadSpec, ModelName, ReplicaSpec
 from router.placement.cost import Role
 
 LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|\[?::1\]?")
@@ -102,8 +102,8 @@ def reachable(spec: ReplicaSpec, endpoint: str, *, binds_all: bool = False) -> s
     )
 
 
-MOST_MODELS = 4096  # the most models of one replica, adapters included
-MOST_LAYOUT_CHARS = 256
+MAX_MODELS = 4096  # the most models of one replica, adapters included
+MAX_LAYOUT_CHARS = 256
 
 
 class Facts(Struct, frozen=True):
@@ -127,25 +127,25 @@ class Facts(Struct, frozen=True):
 
 
 class _Pool(Struct, frozen=True):
-    total: Annotated[int, Meta(ge=0, le=MOST_BLOCKS)] = 0
+    total: Annotated[int, Meta(ge=0, le=MAX_BLOCKS)] = 0
 
 
 class NativeDescription(Struct, frozen=True):
     """The part of GET /load that describes the replica."""
 
     model: ModelName
-    block_size: Annotated[int, Meta(ge=1, le=MOST_BLOCK_TOKENS)]
+    block_size: Annotated[int, Meta(ge=1, le=MAX_BLOCK_TOKENS)]
     max_model_len: Annotated[int, Meta(ge=1, lt=2**31)]
     topic: str | None = None
     incarnation: int | None = None  # None: the model is still being loaded
     endpoints: EventEndpoints | None = None
     draining: bool = False
     kv_read: str | None = None  # the endpoint at which neighbours may read its blocks
-    kv_layout: Annotated[str, Meta(max_length=MOST_LAYOUT_CHARS)] | None = None  # their model, type and shape
+    kv_layout: Annotated[str, Meta(max_length=MAX_LAYOUT_CHARS)] | None = None  # their model, type and shape
     role: Role | None = None
     tokenizer: str | None = None
     pool: _Pool = _Pool()
-    adapters: Annotated[list[ModelName], Meta(max_length=MOST_MODELS)] | None = None  # None: it computes with none
+    adapters: Annotated[list[ModelName], Meta(max_length=MAX_MODELS)] | None = None  # None: it computes with none
 
 
 class _Model(Struct, frozen=True):
@@ -157,7 +157,7 @@ class _Model(Struct, frozen=True):
 
 
 class _Models(Struct, frozen=True):
-    data: Annotated[list[_Model], Meta(max_length=MOST_MODELS)]
+    data: Annotated[list[_Model], Meta(max_length=MAX_MODELS)]
 
 
 _decode_native = msgspec.json.Decoder(NativeDescription).decode

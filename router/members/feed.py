@@ -14,16 +14,16 @@ from events.messages import EventBatch
 from events.source import Source
 from events.stream.actions import Action, Apply, Reset
 from events.view import CacheView
-from router.members.spec import MOST_BLOCK_TOKENS
+from router.members.spec import MAX_BLOCK_TOKENS
 from router.placement.index import PrefixIndex
 from router.responses import FeedState
 
-MOST_SIZES = 16  # block sizes of one replica
-MOST_UNKNOWN = 16  # names of event types and fields that are told of one replica
+MAX_SIZES = 16  # block sizes of one replica
+MAX_UNKNOWN = 16  # names of event types and fields that are told of one replica
 REACHED_WITHIN_S = 3.0  # a socket that was not connected by then is said not to be reached
 READ_ANEW_PAUSE_S = 30.0  # between two full reads of one replica after losses in its stream
 SETTLED_S = 2.0  # after an answer: all that was published before it has come
-MOST_FINDS = 64  # answers whose reused blocks wait for that
+MAX_FINDS = 64  # answers whose reused blocks wait for that
 
 
 class Traffic(Struct, frozen=True):
@@ -90,7 +90,7 @@ class ReplicaFeed:
         self._losses = 0  # losses of the stream at the last full read for them
         self._read_anew_s = -math.inf
         self._recent = RecentChanges()
-        self._finds: deque[Find] = deque(maxlen=MOST_FINDS)
+        self._finds: deque[Find] = deque(maxlen=MAX_FINDS)
         self._clear_asked_s = -math.inf
         self._since_s = self._clock()
         self._reached = False  # it was connected once
@@ -186,7 +186,7 @@ class ReplicaFeed:
             digest_mismatches=stream.stats.digest_mismatches,
             overclaim=self.view.resolver.capacity.overclaim,
             repairs=stream.stats.repairs,
-            unknown=self.view.decoder.unknown(MOST_UNKNOWN),
+            unknown=self.view.decoder.unknown(MAX_UNKNOWN),
             unreached=unreached,
         )
 
@@ -203,11 +203,11 @@ class ReplicaFeed:
             self._recent.add(change.keys, stored=True)
             size = change.event.block_size
             is_known = size in self._block_sizes and not self._sizes_are_old
-            if not is_known and 1 <= size <= MOST_BLOCK_TOKENS:  # a tier that names blocks by hash alone does not say
+            if not is_known and 1 <= size <= MAX_BLOCK_TOKENS:  # a tier that names blocks by hash alone does not say
                 if self._sizes_are_old:
                     self._block_sizes.clear()
                     self._sizes_are_old = False
-                if len(self._block_sizes) < MOST_SIZES:
+                if len(self._block_sizes) < MAX_SIZES:
                     self._block_sizes.add(size)
                     self._on_sizes()
         elif isinstance(change, Removed):

@@ -14,7 +14,7 @@ from msgspec import Struct
 from router.placement.cost import Candidate
 
 SLOWEST = 10.0  # cost factor of a replica when it comes back
-MOST_REFUSALS = 8.0  # each doubles its cost; one is forgotten every second, and with every answer
+MAX_REFUSALS = 8.0  # each doubles its cost; one is forgotten every second, and with every answer
 # A status comes between an engine's steps, so its longest steps lately are known by the pauses between statuses.
 PAUSES = 2.0  # silence is longer than so many of the longest step
 LONGEST_PAUSE_S = 2.5  # more is a standstill, which says nothing about steps
@@ -89,7 +89,7 @@ class Health:
     def refusal(self, now_s: float) -> None:
         """Note an immediate refusal: prefer other replicas, however idle this one looks."""
         self._forget_refusals(now_s)
-        self._refusals = min(MOST_REFUSALS, self._refusals + 1)
+        self._refusals = min(MAX_REFUSALS, self._refusals + 1)
         self.tick(now_s)
 
     def fault(self, reason: str, now_s: float, *, refused: bool = False, silent: bool = False) -> None:

@@ -33,10 +33,10 @@ log = logging.getLogger(__name__)
 # Makes tokens of a base model, the engine whose prompts are followed, and the tokenizer that a replica names.
 TokensOf: TypeAlias = Callable[[str, str, str | None], Tokens]
 
-MOST_REMEMBERED = 1000  # names of models, including those no longer served
+MAX_REMEMBERED = 1000  # names of models, including those no longer served
 STEP_KEPT = 0.999  # the longest step fades by this at each sign of life; there are up to ten a second
 NOT_YET = "no replica has served the model yet"
-MOST_GONE = 8  # models no longer served, for which requests may wait
+MAX_GONE = 8  # models no longer served, for which requests may wait
 
 
 @dataclass(slots=True, eq=False)
@@ -341,10 +341,10 @@ class Members:
             gone.arrange()
         for name in models:
             self._gone.pop(name, None)
-        _keep_newest(self._gone, MOST_GONE)  # each has a tokenizer
+        _keep_newest(self._gone, MAX_GONE)  # each has a tokenizer
         self.models = models
         self._once_served.update(dict.fromkeys(models))
-        _keep_newest(self._once_served, MOST_REMEMBERED)
+        _keep_newest(self._once_served, MAX_REMEMBERED)
 
 
 def engine_of(profiles: Iterable[EngineProfile]) -> str:

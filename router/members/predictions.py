@@ -22,7 +22,7 @@ TRUSTED = 0.7  # claims count in full from this share on: evictions on the way a
 DISBELIEVED = 0.1  # below it they do not count at all
 JUDGED_AFTER_S = 0.5  # the events of an answer's time have usually come by then
 JUDGED_WITHIN_S = 12.0  # an idle stream is probed every ten seconds at least
-MOST_OPEN = 256  # beyond these, the oldest is not judged
+MAX_OPEN = 256  # beyond these, the oldest is not judged
 
 
 class Accuracy:
@@ -120,7 +120,7 @@ class Predictions:
     def __init__(self, feeds: Feeds, on_wrong: Callable[[str], None]) -> None:
         self._feeds = feeds
         self._on_wrong = on_wrong
-        self._open: deque[Difference] = deque(maxlen=MOST_OPEN)
+        self._open: deque[Difference] = deque(maxlen=MAX_OPEN)
 
     def compare(
         self,

@@ -62,7 +62,7 @@ def parse_target(url: str) -> Target:
 
 AUTO = "auto"  # a value of `engine`: the replica tells it
 OFF = "off"  # a value of `events`: none are followed, even if the replica has some
-MOST_BLOCK_TOKENS = 65_536  # the most tokens of one block of a replica's cache
+MAX_BLOCK_TOKENS = 65_536  # the most tokens of one block of a replica's cache
 # Names of models are written to logs, terminals and metrics: what moves a cursor or breaks a line is refused here.
 _UNPRINTABLE = (
     r"\x00-\x1f\x7f-\xa0\xad\u061c\u180e\u200b-\u200f\u2028-\u202f\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"

@@ -30,9 +30,9 @@ from router.prompts.tokens import Tokens
 
 log = logging.getLogger(__name__)
 
-MOST_AT_ONCE = 4
+MAX_AT_ONCE = 4
 PER_SECOND, AT_A_STRETCH = 5.0, 20.0  # questions
-MOST_BODY_BYTES = 256 * 1024  # an engine tokenizes this in a tenth of a second
+MAX_BODY_BYTES = 256 * 1024  # an engine tokenizes this in a tenth of a second
 ANSWER_S = 10.0
 GREETING = {"role": "user", "content": "Hi"}
 STORED_WITHIN_S = 10.0  # the time from the question to the events of the prompt's blocks
@@ -69,7 +69,7 @@ class Verification:
         odd = partial(model.tokens.odd, prompt)
         if not shapes.may_ask(name, member.server.process, odd, now_s) or about in self._under_way:
             return
-        if len(body) > MOST_BODY_BYTES or not self._may_ask(now_s):
+        if len(body) > MAX_BODY_BYTES or not self._may_ask(now_s):
             return
         packed = prompt.packed[0] if prompt.exact else prompt.unverified
         if packed is None:
@@ -118,7 +118,7 @@ class Verification:
     def _may_ask(self, now_s: float) -> bool:
         self._allowed = min(AT_A_STRETCH, self._allowed + PER_SECOND * (now_s - self._allowed_at_s))
         self._allowed_at_s = now_s
-        if self._allowed < 1 or len(self._under_way) >= MOST_AT_ONCE:
+        if self._allowed < 1 or len(self._under_way) >= MAX_AT_ONCE:
             return False
         self._allowed -= 1
         self.asked += 1

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 from typing import Generic, TypeAlias, TypeVar
 
-from api.model_files import MOST_BYTES, read_bytes_of
+from api.model_files import MAX_BYTES, read_bytes_of
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class WatchedFile:
             before, self._seen = self._seen, _stamp_of(self.path)
             if self._seen == self._stamp or (self._is_known and self._seen != before):
                 return None
-            text = read_bytes_of(self.path, MOST_BYTES).decode()
+            text = read_bytes_of(self.path, MAX_BYTES).decode()
             if _stamp_of(self.path) != self._seen:
                 return None  # it was written meanwhile
             if self._is_known and not text.strip():  # truncated, and not written yet

@@ -26,7 +26,7 @@ JUST_NOW_S = 0.2  # since something was heard: a tick of the clock that came lat
 LIVELY_S = 0.6  # since the last heartbeat of another one: two may be missed
 STALLED_S = 2.5  # the time without a sign that an engine computes, while it owes answers
 STEPS = 2.5  # the factor on its longest step lately, if that is longer
-MOST_STALLED_S = 12.0
+MAX_STALLED_S = 12.0
 CHUNK_TOKENS = 8192  # engines compute so many tokens of a prompt in one step
 SLOWEST_TOKENS_PER_S = 1000.0  # a lower rate is that of short prompts, whose time is not for their tokens
 SCRAPE_S = 0.5  # between two looks at the metrics of an engine that gives no other sign
@@ -115,7 +115,7 @@ class SuspectDetector:
         for candidate in (member.candidate for member in server.members):
             rate = max(candidate.prefill_tokens_per_s, SLOWEST_TOKENS_PER_S)
             step_s = max(step_s, min(candidate.queued_tokens, CHUNK_TOKENS) / rate)
-        if quiet_s <= min(MOST_STALLED_S, max(STALLED_S, STEPS * step_s)):
+        if quiet_s <= min(MAX_STALLED_S, max(STALLED_S, STEPS * step_s)):
             return
         others_work = any(  # if no other replica of one of its models works, the machine may stand still
             other is not server

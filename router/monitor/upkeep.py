@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.1
 LATE_S = 0.1  # the clock may be late by so much; beyond that, the router stood still
-MOST_BACKOFF_S = 5.0  # a replica that comes up should not wait for long
+MAX_BACKOFF_S = 5.0  # a replica that comes up should not wait for long
 LEARN_AGAIN_S = 4.0  # so that an adapter is noticed within five
 NATIVE_PROBE_S = 1.0  # our replicas answer whatever else they do
 UNANSWERED = 3  # checks in a row, of another engine, whose server may be slow while it works
@@ -60,7 +60,7 @@ class Upkeep:
         self._rng = random.Random(self.seed)
         self._health_config = HealthConfig(
             faults_to_open=self.config.breaker_faults,
-            most_backoff_s=MOST_BACKOFF_S,
+            most_backoff_s=MAX_BACKOFF_S,
             slow_start_s=self.config.slow_start_s,
             probe_interval_s=self.config.health_interval_s,
         )

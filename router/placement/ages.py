@@ -17,7 +17,7 @@ from msgspec import Struct
 
 BINS = 64  # thirds of an octave from SHORTEST_GAP_S on: gaps of up to six hours
 SHORTEST_GAP_S = 0.01
-MOST_KNOWN_PAGES = 2**18  # pages with a known last use, cached or not; 16 bytes each, allocated at once
+MAX_KNOWN_PAGES = 2**18  # pages with a known last use, cached or not; 16 bytes each, allocated at once
 FADES_EVERY = 50_000  # pages
 KEPT = 0.7
 RENEWED = 1 / 256  # more uses than at the last count of chances, before they are counted anew
@@ -31,8 +31,8 @@ class Reuse:
     """
 
     def __init__(self) -> None:
-        self._pages = array("Q", bytes(8 * MOST_KNOWN_PAGES))
-        self._last_s = array("d", [-inf]) * MOST_KNOWN_PAGES
+        self._pages = array("Q", bytes(8 * MAX_KNOWN_PAGES))
+        self._last_s = array("d", [-inf]) * MAX_KNOWN_PAGES
         self._known = 0
         self._gaps = [0.0] * BINS  # uses by the time since the one before
         self._uses = 0.0
@@ -48,7 +48,7 @@ class Reuse:
         """Note that these pages are used now."""
         known, last_s, gaps, uses = self._pages, self._last_s, self._gaps, 0
         for page in pages:
-            place = page % MOST_KNOWN_PAGES
+            place = page % MAX_KNOWN_PAGES
             if known[place] != page:
                 other = place ^ 1
                 if known[other] == page or last_s[other] < last_s[place]:
@@ -92,8 +92,8 @@ def _bin(gap_s: float) -> int:
 
 
 PAGE_TOKENS = 1024
-MOST_PAGES = 2**17  # the most pages of a cache and of host memory, whatever size a replica claims; some 25 MB
-MOST_GROUPS = 64  # about this many different times are distinguished
+MAX_PAGES = 2**17  # the most pages of a cache and of host memory, whatever size a replica claims; some 25 MB
+MAX_GROUPS = 64  # about this many different times are distinguished
 SHORTEST_S = 1.0
 
 
@@ -141,8 +141,8 @@ class CacheAges:
             self.clear()
             return
         self.page_tokens = page_tokens(block_tokens)
-        self.capacity_pages = min(MOST_PAGES, capacity_tokens / self.page_tokens)
-        self.host_pages = min(MOST_PAGES, host_tokens / self.page_tokens)
+        self.capacity_pages = min(MAX_PAGES, capacity_tokens / self.page_tokens)
+        self.host_pages = min(MAX_PAGES, host_tokens / self.page_tokens)
 
     def clear(self) -> None:
         self._pages.clear()
@@ -151,10 +151,10 @@ class CacheAges:
     def routed(self, pages: Sequence[int], now_s: float) -> None:
         """Count a prompt's pages as used now; its end will be evicted before its beginning."""
         held = self._pages
-        if len(self._groups) > 2 * MOST_GROUPS:  # some are empty by now
+        if len(self._groups) > 2 * MAX_GROUPS:  # some are empty by now
             self._groups = deque(group for group in self._groups if group.pages)
         groups = self._groups
-        if not groups or now_s - groups[-1].at_s > max(SHORTEST_S, (now_s - groups[0].at_s) / MOST_GROUPS):
+        if not groups or now_s - groups[-1].at_s > max(SHORTEST_S, (now_s - groups[0].at_s) / MAX_GROUPS):
             groups.append(Group(now_s))
         newest = groups[-1]
         for page in reversed(pages):

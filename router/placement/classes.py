@@ -49,7 +49,7 @@ ACTIVE_S = 10.0  # after its last prompt a class is there
 OWN_TIMES = 2.0  # a long prompt may take so many times its own time, if that is more than its class wants
 WEIGHT = 0.1  # the weight of the newest observation
 LEAST_WAIT_S = 1.0  # shorter waits say nothing about those to come
-MOST_STRETCH = 50.0
+MAX_STRETCH = 50.0
 LONG_AGO_S = float("-inf")
 
 
@@ -130,7 +130,7 @@ class Objectives:
         """Note when a prompt's first token came, and when it had been foreseen."""
         if foreseen_s >= LEAST_WAIT_S:
             stretch = self._of(model).stretch
-            found = min(MOST_STRETCH, max(1.0, first_token_s / foreseen_s))
+            found = min(MAX_STRETCH, max(1.0, first_token_s / foreseen_s))
             stretch[service.level] += WEIGHT * (found - stretch[service.level])
 
     def _of(self, model: str) -> _Pressure:

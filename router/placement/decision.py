@@ -30,7 +30,7 @@ from router.placement.index import APPROXIMATE, Matches
 from router.placement.prices import GPU, PULL, PULL_S
 from router.placement.verdict import CostParts, Portion, Verdict
 
-MOST_TOLD = 10  # replicas, in an error
+MAX_TOLD = 10  # replicas, in an error
 COMPUTE = "COMPUTE"  # a portion's source
 TOLD_FRACTION = 0.2  # parts smaller than this share of the whole difference are not worth a word
 
@@ -194,9 +194,9 @@ class Decision(Struct, eq=False, gc=False):
             longest = max(candidate.max_model_len or 0 for candidate in self.candidates)
             found = f"the prompt has {self.question.tokens} tokens; send at most {longest - 1}"
             return f"This model's maximum context length is {longest} tokens. However, {found}"
-        obstacles = ((one.name, self.obstacle(one)) for one in self.candidates[:MOST_TOLD])
+        obstacles = ((one.name, self.obstacle(one)) for one in self.candidates[:MAX_TOLD])
         reasons = "; ".join(f"{name}: {why or 'has room by now'}" for name, why in obstacles)
-        if (more := len(self.candidates) - MOST_TOLD) > 0:
+        if (more := len(self.candidates) - MAX_TOLD) > 0:
             reasons += f"; and {more:,} more"
         return f"none of {len(self.candidates)} replicas can take the request: {reasons}"
 

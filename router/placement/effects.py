@@ -13,11 +13,11 @@ from router.placement.prices import CPU, price
 
 # Short prefills go first, and nobody starves: only requests that come soon after can overtake.
 PATIENCE = 2.0  # times the duration of its own prefill
-MOST_LATER_S = 60.0
+MAX_LATER_S = 60.0
 # Draw among near-equals of the best, or routers with the same reports would all pick the same replica.
 NEAR_S = 0.001
 NEAR_FRACTION = 0.05
-MOST_LOOKED_AT = 64  # losses computed among replicas of similar cost; the others count with the largest of these
+MAX_LOOKED_AT = 64  # losses computed among replicas of similar cost; the others count with the largest of these
 LOSS_WEIGHT = 2.0  # a token computed again delays as much as one computed now: cost.COMPUTE_WEIGHT
 
 
@@ -32,7 +32,7 @@ class Effects(Struct, eq=False):
 def later_s(tokens: float, rate: float) -> float:
     """Seconds added to a prompt's arrival time in the order in which a replica computes."""
     late_s = PATIENCE * tokens / rate
-    return late_s if late_s < MOST_LATER_S else MOST_LATER_S
+    return late_s if late_s < MAX_LATER_S else MAX_LATER_S
 
 
 def add_effects(
@@ -75,7 +75,7 @@ def _add_losses(
         if cost > most:
             found.lost[index] = None
             continue
-        if looked_at < MOST_LOOKED_AT:
+        if looked_at < MAX_LOOKED_AT:
             # Tokens are computed again if the prompt takes their room in GPU memory, computed or brought there.
             ages, slot = accounts[index], candidate.slot
             on_gpu = question.matched.get(slot, 0)

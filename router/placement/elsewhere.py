@@ -25,7 +25,7 @@ from router.placement.prices import CPU, LEAST_PULLED_TOKENS, PULL, PULL_S, STOR
 
 # ---- reading from neighbours
 
-MOST_NEIGHBOURS = 2  # the second is asked if the first fails
+MAX_NEIGHBOURS = 2  # the second is asked if the first fails
 
 
 def add_pulls(question: Question, candidates: Sequence[Candidate], rates: Sequence[float]) -> None:
@@ -41,7 +41,7 @@ def add_pulls(question: Question, candidates: Sequence[Candidate], rates: Sequen
         if one.slot != source.slot and can_read(one, source):
             known = pulls[one.slot].neighbours if one.slot in pulls else ()
             others = [each for each in known if each.slot != source.slot]
-            pulls[one.slot] = Pull(question.tokens, (first, *others[: MOST_NEIGHBOURS - 1]))
+            pulls[one.slot] = Pull(question.tokens, (first, *others[: MAX_NEIGHBOURS - 1]))
     question.pulls = pulls
 
 
@@ -68,7 +68,7 @@ def _that_pay(question: Question, candidates: Sequence[Candidate], rates: Sequen
         own = max(on_gpu(slot, 0), in_memory(slot, 0))
         if not holders or holders[0].tokens < own + LEAST_PULLED_TOKENS:
             continue
-        first, *others = holders[:MOST_NEIGHBOURS]
+        first, *others = holders[:MAX_NEIGHBOURS]
         pull = Pull(first.tokens, (first, *(one for one in others if one.tokens >= own + LEAST_PULLED_TOKENS)))
         share = rate / (candidate.load_tokens_per_s.get(PULL) or TOKENS_PER_S[PULL])
         more = pull.tokens - max(own, on_disk(slot, 0))  # tokens that it would compute otherwise
@@ -95,7 +95,7 @@ def _holders(question: Question, candidates: Sequence[Candidate]) -> dict[str, l
     return {
         layout: [Neighbour(slot, one.name, one.kv_read, int(-tokens)) for tokens, _, slot, one in best]
         for layout, holders in found.items()
-        if (best := nsmallest(MOST_NEIGHBOURS + 1, holders))
+        if (best := nsmallest(MAX_NEIGHBOURS + 1, holders))
     }
 
 

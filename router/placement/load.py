@@ -52,10 +52,10 @@ class Speed:
 REPORT_AGE_S = 0.03  # a request sent this shortly before a report arrives may not be in it
 MEAN_WEIGHT = 0.1  # the newest request's weight in the mean of uncached tokens
 CROWD_KEPT = 0.95  # the older reports' weight fades by this at each new one, in the count of other routers
-MOST_CROWD = 16.0
+MAX_CROWD = 16.0
 STALE_S = 10.0  # then a replica that is not heard has no requests but those that we know of
 FAR_S = 1e12  # later than any end, and yet not INFINITE
-MOST_FRESH = 1024  # the oldest count as reported if no report comes
+MAX_FRESH = 1024  # the oldest count as reported if no report comes
 
 
 class Sent(Struct, eq=False, gc=False):
@@ -144,7 +144,7 @@ class ReplicaLoad:
         self._fresh.append(one)
         self._fresh_queued += tokens
         self._fresh_given += tokens
-        if len(self._fresh) > MOST_FRESH:
+        if len(self._fresh) > MAX_FRESH:
             self._counts_as_reported(self._fresh.popleft())
         self._mean_tokens += (tokens - self._mean_tokens) * (MEAN_WEIGHT if self._mean_tokens else 1.0)
         self._queued += tokens
@@ -241,7 +241,7 @@ class ReplicaLoad:
         self._its_requests = self._its_requests * CROWD_KEPT + load.running + load.waiting
         self._our_requests = self._our_requests * CROWD_KEPT + self.candidate.all_in_flight
         if self._our_requests > 1:
-            self._crowd = min(MOST_CROWD, max(1.0, self._its_requests / self._our_requests))
+            self._crowd = min(MAX_CROWD, max(1.0, self._its_requests / self._our_requests))
         if not self._declared_blocks:
             self.total_blocks = max(self.total_blocks, load.free_blocks, load.cached_blocks)
             self._tell_size()

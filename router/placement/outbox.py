@@ -19,7 +19,7 @@ from router.placement.cost import ASSUMED_TOKENS_PER_S
 SENT_WITHIN_S, OTHERS_WITHIN_S = 0.002, 0.02
 BETWEEN_S = 0.007  # two batches: each costs all routers about as much as a few requests that it tells of
 RUNNING_S = 0.5  # between two lists of running requests
-MOST_SENT = 32  # the most requests of a batch
+MAX_SENT = 32  # the most requests of a batch
 
 Number: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Numbers: TypeAlias = Annotated[list[Number], Meta(max_length=2**16)]
@@ -107,19 +107,19 @@ class Outbox:
         sent, begun, ended = self._sent, self._begun, self._ended
         self._sent, self._begun, self._ended = [], [], []
         batches = []
-        while len(sent) > MOST_SENT:
-            batches.append(PeerBatch(self.router, next(self._numbers), at_s, sent[:MOST_SENT]))
-            sent = sent[MOST_SENT:]
+        while len(sent) > MAX_SENT:
+            batches.append(PeerBatch(self.router, next(self._numbers), at_s, sent[:MAX_SENT]))
+            sent = sent[MAX_SENT:]
         batches.append(PeerBatch(self.router, next(self._numbers), at_s, sent, begun, ended, running))
         return batches
 
 
 # ---- turns
 
-MOST_DELAY_S = 0.25  # a longer time means that two clocks differ
-MOST_PAUSE_S = 0.15
+MAX_DELAY_S = 0.25  # a longer time means that two clocks differ
+MAX_PAUSE_S = 0.15
 KEPT_S = 0.5  # peers have so long to tell of a request that came at the same moment as one of ours
-MOST_KEPT = 256
+MAX_KEPT = 256
 WEIGHT = 0.05  # the weight of the newest observation
 MARGIN_S = 0.001  # facts are read by a loop that has other work
 
@@ -154,13 +154,13 @@ class Turns:
         collision_s = self.share * self._mean_tokens / rate / max(1, replicas)
         if not self.before or collision_s < self._step_s:
             return 0.0
-        turns = min(self.peers, int(MOST_PAUSE_S / self._step_s))  # after the first; some routers share one
+        turns = min(self.peers, int(MAX_PAUSE_S / self._step_s))  # after the first; some routers share one
         return self.before * (turns + 1) // (self.peers + 1) * self._step_s
 
     def sent(self, came_s: float, tokens: int, now_s: float) -> None:
         """Note one of our requests, and when it came."""
         came = self._came
-        while came and (came[0].at_s < now_s - KEPT_S or len(came) >= MOST_KEPT):
+        while came and (came[0].at_s < now_s - KEPT_S or len(came) >= MAX_KEPT):
             if self.peers:
                 self.share += WEIGHT * (min(1.0, len(came[0].peers) / self.peers) - self.share)
             came.popleft()
@@ -179,4 +179,4 @@ class Turns:
 
     def delayed(self, delay_s: float) -> None:
         """Note how old the first request of a batch is when a peer hears of it."""
-        self._step_s += WEIGHT * (min(MOST_DELAY_S, max(0.0, delay_s)) + MARGIN_S - self._step_s)
+        self._step_s += WEIGHT * (min(MAX_DELAY_S, max(0.0, delay_s)) + MARGIN_S - self._step_s)

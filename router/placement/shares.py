@@ -18,7 +18,7 @@ from router.placement.cost import ASSUMED_TOKENS_PER_S, Candidate, Tenant
 BURST_S = 2.0  # a lead of so much work for all replicas at once is nobody's business
 ACTIVE_S = 10.0  # after its last request a tenant takes part in the shares
 GENERATED_WEIGHT = 2.0  # a generated token costs so many computed ones
-MOST_TENANTS = 4096  # the most tenants of one model; others are not counted
+MAX_TENANTS = 4096  # the most tenants of one model; others are not counted
 
 
 class Lead(Struct, gc=False):
@@ -96,9 +96,9 @@ class Shares:
             leads = self._leads[tenant.model] = _Leads()
         lead = leads.of.get(tenant.name)
         if lead is None:
-            if len(leads.of) >= MOST_TENANTS:
+            if len(leads.of) >= MAX_TENANTS:
                 leads.forget(now_s)
-            if len(leads.of) >= MOST_TENANTS:
+            if len(leads.of) >= MAX_TENANTS:
                 return
             lead = leads.of[tenant.name] = Lead(tenant.weight, 0.0, now_s, now_s)
         leads.asked(tenant.name, lead, tenant.weight, now_s)

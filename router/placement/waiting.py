@@ -18,7 +18,7 @@ from router.placement.cost import NONE_TRIED, Candidate, obstacles
 STEP_S = 10.0  # one step of priority is worth an arrival this much earlier
 REMEMBERED_TAKES = 64
 IDLE_S = 5.0  # after so long without a take an empty queue forgets how fast it was
-LEAST_WAIT_S, MOST_WAIT_S = 1.0, 60.0
+LEAST_WAIT_S, MAX_WAIT_S = 1.0, 60.0
 
 Entry = TypeVar("Entry", bound=Hashable)
 Place: TypeAlias = tuple[float, int]
@@ -161,7 +161,7 @@ class Waiting(Generic[Entry]):
 
     def estimated_wait_s(self, now_s: float) -> float:
         """Estimate a newcomer's wait for Retry-After, from the recent pace of taken entries."""
-        return min(MOST_WAIT_S, max(LEAST_WAIT_S, (len(self._places) + 1) * self._entry_s(now_s)))
+        return min(MAX_WAIT_S, max(LEAST_WAIT_S, (len(self._places) + 1) * self._entry_s(now_s)))
 
     def wait_of(self, rank_s: float, now_s: float) -> float:
         """Estimate the wait of an entry of this rank; 0 while the pace is not known."""

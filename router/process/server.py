@@ -131,7 +131,7 @@ def _failed(message: str) -> int:
 
 # ---- a worker's part of what the whole router may take
 
-MOST_BY_ITSELF = 4  # each one more reads all events once more
+MAX_BY_ITSELF = 4  # each one more reads all events once more
 
 
 def workers_of(config: RouterConfig) -> int:
@@ -142,7 +142,7 @@ def workers_of(config: RouterConfig) -> int:
     if config.workers:
         return config.workers
     is_single = config.peer_listen is not None or config.picker_listen is not None
-    return 1 if is_single else min(MOST_BY_ITSELF, usable_cpus())
+    return 1 if is_single else min(MAX_BY_ITSELF, usable_cpus())
 
 
 def part_of(config: RouterConfig, place: Place) -> RouterConfig:

@@ -9,7 +9,7 @@ from msgspec import Meta, Raw, Struct
 
 from router.prompts.prompt import UNREADABLE
 
-MOST_KEYS = 1_000_000  # the limit for a body, at any depth
+MAX_KEYS = 1_000_000  # the limit for a body, at any depth
 
 ModelName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=512)]
 
@@ -73,7 +73,7 @@ def rewritten(rules: Rules, body: bytes | bytearray) -> bytearray | None:
     """Return the body for the model that the request gets; None: it gets what it asks for."""
     try:
         asked = _decode_asked(body).model
-        if asked is None or (target := rules.target(asked)) in (None, asked) or body.count(b'":') > MOST_KEYS:
+        if asked is None or (target := rules.target(asked)) in (None, asked) or body.count(b'":') > MAX_KEYS:
             return None
         fields = _decode_fields(body)
     except UNREADABLE:

@@ -323,7 +323,7 @@ def _json(value: Any) -> str:
 # ---- the conversation in a request of an API that only engines speak, as the text that approximate blocks are made of:
 # equal beginnings of conversations are equal texts, whichever API they come by, and whatever stands around them
 
-MOST_TEXT_BYTES = 1024 * 1024  # a body that is not taken apart: a replica is taken to hold four times as much
+MAX_TEXT_BYTES = 1024 * 1024  # a body that is not taken apart: a replica is taken to hold four times as much
 
 
 class _Conversation(Struct):

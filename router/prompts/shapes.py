@@ -22,10 +22,10 @@ from router.prompts.prompt import Peek
 NOT_YET = "its shape is not verified yet"
 NOT_THERE = "its shape is not verified at the chosen replica yet"
 DIFFERS = "its shape has other tokens there"
-MOST_SHAPES = 512  # the most shapes of one model; the least used one makes room
-MOST_PROCESSES = 4096  # the most processes at which one shape is verified
-MOST_DIFFERENCES = 64  # the most differences of one shape
-RETRY_S, MOST_RETRY_S = 60.0, 3600.0  # after a difference, doubled each time
+MAX_SHAPES = 512  # the most shapes of one model; the least used one makes room
+MAX_PROCESSES = 4096  # the most processes at which one shape is verified
+MAX_DIFFERENCES = 64  # the most differences of one shape
+RETRY_S, MAX_RETRY_S = 60.0, 3600.0  # after a difference, doubled each time
 CONTEXT_TOKENS = 24  # around a difference
 
 Oddities: TypeAlias = frozenset[str]
@@ -149,7 +149,7 @@ class Shapes:
         self.silent = None
         if shape.differs:
             shape.differs.pop((process, odd()), None)
-        if (process, PLAIN) not in shape.differs and len(shape.at) < MOST_PROCESSES:
+        if (process, PLAIN) not in shape.differs and len(shape.at) < MAX_PROCESSES:
             shape.at.add(process)
 
     def differed(self, name: str, process: str, odd: Odd, difference: Difference, now_s: float) -> None:
@@ -158,8 +158,8 @@ class Shapes:
             shape.at.discard(process)
         before = shape.differs.get((process, oddities))
         times = 0 if before is None else before.times + 1
-        again_s = now_s + min(MOST_RETRY_S, RETRY_S * 2 ** min(times, 16))
-        if before is None and len(shape.differs) >= MOST_DIFFERENCES:
+        again_s = now_s + min(MAX_RETRY_S, RETRY_S * 2 ** min(times, 16))
+        if before is None and len(shape.differs) >= MAX_DIFFERENCES:
             del shape.differs[next((one for one in shape.differs if one[1] != PLAIN), next(iter(shape.differs)))]
         shape.differs[process, oddities] = Differing(difference, times, again_s)
 
@@ -188,7 +188,7 @@ class Shapes:
     def _shape(self, name: str) -> Shape:
         shape = self.known.get(name)
         if shape is None:
-            if len(self.known) >= MOST_SHAPES:
+            if len(self.known) >= MAX_SHAPES:
                 del self.known[min(self.known.values(), key=lambda shape: shape.uses).name]
                 for shape in self.known.values():
                     shape.uses //= 2

@@ -34,15 +34,15 @@ from api.errors import ApiError, queue_full
 from api.generation_apis import GenerationApi
 from router.members.broken import Broken, no_replica
 from router.placement.cost import NONE_TRIED
-from router.proxy.retries import GOES_ON, LATE, LOST, MAX_LOST, MOST_MOVES, SILENT, Next, RetryBudget, Row, loss
+from router.proxy.retries import GOES_ON, LATE, LOST, MAX_LOST, MAX_MOVES, SILENT, Next, RetryBudget, Row, loss
 
 if TYPE_CHECKING:
     from router.placement.decision import Decision
     from router.proxy.attempt import Attempt
 
-PAUSE_S, MOST_PAUSE_S = 0.1, 2.0  # before a retry of a request that no replica took; doubled each time
+PAUSE_S, MAX_PAUSE_S = 0.1, 2.0  # before a retry of a request that no replica took; doubled each time
 DYING_S = 0.5  # before the last try: replicas of a machine that dies do not all end at the same moment
-MOST_DOUBLINGS = 16
+MAX_DOUBLINGS = 16
 
 
 State = IntEnum("State", "READING PROMPTING WAITING PREFILLING SENT ANSWERING MOVING OVER")
@@ -184,8 +184,8 @@ class Flow:
         self._until_s = self._until_s or now_s + self.patience_s
         again_s = 0.0
         if self.tried:
-            again_s = now_s + min(MOST_PAUSE_S, PAUSE_S * 2**self._fruitless)
-            self._fruitless = min(self._fruitless + 1, MOST_DOUBLINGS)
+            again_s = now_s + min(MAX_PAUSE_S, PAUSE_S * 2**self._fruitless)
+            self._fruitless = min(self._fruitless + 1, MAX_DOUBLINGS)
         if decision.rejection != "full":
             self.tried = self.unfit  # the others may be asked again once they are back
         # A request that waits again keeps its place, and a begun answer goes before new requests.
@@ -298,7 +298,7 @@ class Flow:
 
     def may_leave(self) -> bool:
         """Tell whether the request may leave a silent replica, if another one can go on with it."""
-        if self.is_single or self._moves >= MOST_MOVES:
+        if self.is_single or self._moves >= MAX_MOVES:
             return False
         return self._next(SILENT) in GOES_ON
 

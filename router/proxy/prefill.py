@@ -41,10 +41,10 @@ from router.tenants.admission import Admitted
 # Ours: after step one the prompt's blocks are in the cache, where any replica of the same layout may read them, more
 # than once. Step two names the prefill replica first among its sources (`api.native.Native`).
 
-MOST_BODY_BYTES = 2 * 1024 * 1024  # half a million tokens; it is parsed once more, within milliseconds
-MOST_NESTED = 16 * 1024  # lists and objects
+MAX_BODY_BYTES = 2 * 1024 * 1024  # half a million tokens; it is parsed once more, within milliseconds
+MAX_NESTED = 16 * 1024  # lists and objects
 HELD_S = 20.0  # how long parameters are used: vLLM's lease less the time to reach the reader; ours may be evicted
-MOST_ANSWER_BYTES = 8 * 1024 * 1024  # the limit for a prefill replica, which names every block of each KV-cache group
+MAX_ANSWER_BYTES = 8 * 1024 * 1024  # the limit for a prefill replica, which names every block of each KV-cache group
 
 # Parsers take the last of two fields, so these stand for the client's own.
 _ONE_TOKEN = {
@@ -102,7 +102,7 @@ def why_whole(api: str, prompt: Prompt, body: bytes | bytearray, *, needs_tokens
         return f"requests of {api} have several prompts"
     if needs_tokens and not prompt.packed:
         return "its tokens are not known here"
-    if len(body) > MOST_BODY_BYTES or body.count(b"[") + body.count(b"{") > MOST_NESTED:
+    if len(body) > MAX_BODY_BYTES or body.count(b"[") + body.count(b"{") > MAX_NESTED:
         return "its body takes long to be read again"
     if prompt.choices != 1 or len(prompt.packed) > 1:
         return "it has several prompts or choices"
@@ -131,7 +131,7 @@ def handed_in(answer: bytes, now_s: float) -> Handed | None:
 # ---- the beginning of an answer whose KV is fetched
 
 _ERRORS = (b'data: {"error"', b"event: error\n", b"event: response.failed\n")
-MOST_BEGINNING_BYTES = 64 * 1024
+MAX_BEGINNING_BYTES = 64 * 1024
 _BEFORE_TOKENS = {"chat": 1, "completions": 0, "messages": 1, "responses": 2}  # events that come before any token
 
 
@@ -147,7 +147,7 @@ class Beginning:
     def feed(self, body: bytes, complete: bool) -> bytes | None:
         """Return all that is held as soon as a token has come, or the end; None before."""
         self._held += body
-        if not complete and len(self._held) < MOST_BEGINNING_BYTES and self._held.count(b"\n\n") <= self._events:
+        if not complete and len(self._held) < MAX_BEGINNING_BYTES and self._held.count(b"\n\n") <= self._events:
             return None
         return self._held
 
@@ -161,7 +161,7 @@ class Beginning:
 
 log = logging.getLogger(__name__)
 
-MOST_PREFILLS = 2  # a request has a second one if the replica that was to generate is lost, as its KV is still cached
+MAX_PREFILLS = 2  # a request has a second one if the replica that was to generate is lost, as its KV is still cached
 PAUSE_S = 30.0  # a replica rests so long if it hands nothing over, or its KV could not be read
 PATIENCE, LEAST_PATIENCE_S = 4.0, 5.0  # beyond the estimated time, computing it again is better than waiting
 NATIVE_TYPE = b"content-type: %b\r\n" % REQUEST_TYPE.encode()
@@ -235,7 +235,7 @@ class Prefill:
 
     def begin(self, decode: Decision, model: ServedModel, prompt: Prompt, body: bytes) -> Attempt | None:
         """Send the prompt to a prefill replica, if that gains; None: the request is to be sent as it is."""
-        if self._is_given_up or self._handed is not None or self._prefills >= MOST_PREFILLS:
+        if self._is_given_up or self._handed is not None or self._prefills >= MAX_PREFILLS:
             return None
         assert decode.chosen is not None, "its caller has looked"
         needs_tokens = self.router.members.by_name[decode.chosen.name].profile.takes_envelope
@@ -285,7 +285,7 @@ class Prefill:
     def take(self, attempt: Attempt, body: bytes, complete: bool) -> None:
         self.router.computed(attempt)
         self._answer += body
-        if len(self._answer) > MOST_ANSWER_BYTES:
+        if len(self._answer) > MAX_ANSWER_BYTES:
             attempt.cancel()
         elif not complete:
             return

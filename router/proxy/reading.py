@@ -21,7 +21,7 @@ from router.prompts.model_rewrites import NO_RULES, Rules, rewritten
 from router.prompts.prompt import (
     APPROXIMATE,
     BYTES_PER_TOKEN,
-    MOST_TEXT_BYTES,
+    MAX_TEXT_BYTES,
     UNREADABLE,
     Peek,
     Prompt,
@@ -43,7 +43,7 @@ from router.proxy.withheld import FORM, check_form, peek_withheld, withhold
 
 # Longer than any known model. For a model of unknown length, a longer prompt is matched approximately.
 LONGEST_TOKENS = 2**24
-MOST_NAMES = 10  # the names that an error lists
+MAX_NAMES = 10  # the names that an error lists
 
 
 def serve(request: Request, exchange: Exchange) -> None:
@@ -315,7 +315,7 @@ def _draft_opaque(request: Request) -> None:
 
     def by_body() -> Prompt:
         model.tokens.check_texts(api, body)
-        return by_text(model.tokens.model, peek, model.lora, body[:MOST_TEXT_BYTES])
+        return by_text(model.tokens.model, peek, model.lora, body[:MAX_TEXT_BYTES])
 
     if quick is not None:
         _draft(request, model, body, quick, quick.cache_salt)
@@ -333,7 +333,7 @@ def _model_in_query(request: Request) -> str | None:
     if named:
         return named[-1]
     if len(models) > 1:
-        known = ", ".join(map(quoted, islice(models, MOST_NAMES)))
+        known = ", ".join(map(quoted, islice(models, MAX_NAMES)))
         raise invalid(f"there are several models, among them {known}; name one: ?model=NAME", "model")
     return next(iter(models), None)
 

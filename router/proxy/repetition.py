@@ -19,8 +19,8 @@ from router.prompts.prompt import UNREADABLE
 from router.prompts.reading.client import is_quick
 from router.proxy.events import ABORTED, DONE, EventReader
 
-MOST_TEXT = 2**20  # characters that are kept to be compared
-MOST_EVENTS = 2**14  # other than texts
+MAX_TEXT = 2**20  # characters that are kept to be compared
+MAX_EVENTS = 2**14  # other than texts
 COMPACT = 256  # pieces of a text
 DIFFERS = "another replica answered it in other words"
 TEXTS = ("text", "thinking", "partial_json")  # fields of the Messages API; signatures are random
@@ -230,7 +230,7 @@ class Repetition:
             self._chars += len(text)
             if len(pieces) > COMPACT:
                 pieces[:] = ["".join(pieces)]
-        if self._chars > MOST_TEXT or len(self._shown) > MOST_EVENTS:
+        if self._chars > MAX_TEXT or len(self._shown) > MAX_EVENTS:
             self.why_not = "it is too long to be repeated"
             self._shown = {}
 

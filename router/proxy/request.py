@@ -56,7 +56,7 @@ from router.tenants.limits import NOTHING, Use
 
 log = logging.getLogger(__name__)
 
-MOST_TENANT_BYTES = 100  # the limit for a name that a gateway gives
+MAX_TENANT_BYTES = 100  # the limit for a name that a gateway gives
 UNREAD = Unread()
 COMPUTE_NOTHING = ("/count_tokens", "/render")  # routes whose answers are about tokens, too
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -300,7 +300,7 @@ class Request:
         name = key.name
         if key.tenant_header is not None:
             value = dict(self.exchange.scope["headers"]).get(key.tenant_header, b"")
-            name = f"{name}/{value[:MOST_TENANT_BYTES].decode('latin-1')}"
+            name = f"{name}/{value[:MAX_TENANT_BYTES].decode('latin-1')}"
         return Tenant(name, self.model_name or "", key.weight, service)
 
     # ---- what its flow asks: to a replica

@@ -93,9 +93,9 @@ def _proof(said: str, salt: str | None) -> str:
 # ---- asking replicas for them
 
 
-MOST_ASKED = 64  # replicas at a time, for all requests together
-MOST_FETCHED = 8  # conversations at a time, each of at most 4 MiB
-MOST_NAMES = 5  # the replicas that an error lists
+MAX_ASKED = 64  # replicas at a time, for all requests together
+MAX_FETCHED = 8  # conversations at a time, each of at most 4 MiB
+MAX_NAMES = 5  # the replicas that an error lists
 ASK_S = 5.0  # a replica may have much to do
 
 T = TypeVar("T")
@@ -113,8 +113,8 @@ class KeptResponses:
 
     def __init__(self, members: Members) -> None:
         self._members = members
-        self._asking = asyncio.Semaphore(MOST_ASKED)
-        self._fetching = asyncio.Semaphore(MOST_FETCHED)
+        self._asking = asyncio.Semaphore(MAX_ASKED)
+        self._fetching = asyncio.Semaphore(MAX_FETCHED)
         self._joining = asyncio.Lock()  # one body grows in one turn of the loop
 
     async def holder(self, response_id: str, made: Made | None) -> str | None:
@@ -183,7 +183,7 @@ class KeptResponses:
                 for task in asked:
                     task.cancel()
         if unheard:
-            names = ", ".join(unheard[:MOST_NAMES])
+            names = ", ".join(unheard[:MAX_NAMES])
             message = f"{names} may have the response {quoted(response_id)}, and does not answer; try again"
             again = {"Retry-After": "1"}
             raise ApiError(503, message, "service_unavailable", code="response_not_asked_for", headers=again)

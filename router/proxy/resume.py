@@ -187,8 +187,8 @@ USUAL_COMPLETION_TOKENS = 16  # OpenAI's default; a chat, and at vLLM null, may 
 _IDS = b'token_ids"'
 _MEMBER = re.compile(rb'"(?:prompt_)?token_ids"\s*:\s*\[[0-9,\s]*\]\s*(,?)')
 _BEFORE = len('"prompt_')
-MOST_ADDED = 256  # members of an event that are removed: an engine adds three, and two for each further choice
-MOST_SPACE = 64  # before a comma, where no engine writes any
+MAX_ADDED = 256  # members of an event that are removed: an engine adds three, and two for each further choice
+MAX_SPACE = 64  # before a comma, where no engine writes any
 # Fields of chat requests only, or set anew. All others mean the same in a completion.
 NOT_CONTINUED = frozenset(
     """messages prompt max_tokens max_completion_tokens return_token_ids tools tool_choice parallel_tool_calls
@@ -202,7 +202,7 @@ def without_ids(event: bytes) -> bytes:
     """The event without the members that were asked for; it is searched once, whatever a replica has written."""
     kept: list[bytes] = []
     start = name = 0
-    for _ in range(MOST_ADDED):
+    for _ in range(MAX_ADDED):
         if (name := event.find(_IDS, name)) < 0:
             break
         begin, name = event.rfind(b'"', max(start, name - _BEFORE), name), name + len(_IDS)
@@ -210,7 +210,7 @@ def without_ids(event: bytes) -> bytes:
         if found is None:
             continue
         end = found.end() - len(found[1])
-        if (before := event.rfind(b",", max(start, begin - MOST_SPACE), begin)) >= 0 and not event[
+        if (before := event.rfind(b",", max(start, begin - MAX_SPACE), begin)) >= 0 and not event[
             before + 1 : begin
         ].strip():
             begin = before  # the comma before it goes, or the one behind if it is the first member

@@ -16,7 +16,7 @@ from msgspec import Struct
 from router.members.broken import Broken
 
 MAX_LOST = 3  # replicas that one request may lose, and retries after errors
-MOST_MOVES = 3  # away from silent replicas; then it waits: on a stalled machine, all seem silent
+MAX_MOVES = 3  # away from silent replicas; then it waits: on a stalled machine, all seem silent
 
 Next: TypeAlias = Literal["another", "resume", "wait", "pass on", "break off"]
 GOES_ON: tuple[Next, ...] = ("another", "resume")

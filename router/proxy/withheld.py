@@ -88,8 +88,8 @@ def _within(name: str, value: Raw, names: Collection[str]) -> Raw:
 
 
 FORM = b"multipart/form-data"
-MOST_PARTS = 2000  # Starlette's limits: 1,000 fields and 1,000 files
-MOST_BEFORE = 64  # line ends before the first part
+MAX_PARTS = 2000  # Starlette's limits: 1,000 fields and 1,000 files
+MAX_BEFORE = 64  # line ends before the first part
 # The charset would be that of names, too; a second boundary would make another form of it.
 _TYPE = re.compile(
     rb"""multipart/form-data *; *boundary=("?)([\w'()+,./:=?-]{1,70})\1(?: *; *charset="?utf-8"?)?""", re.IGNORECASE
@@ -108,14 +108,14 @@ def check_form(content_type: bytes, body: bytes, withheld: Collection[str]) -> N
     refused = {*withheld, *NESTING} if TRANSFER[0] in withheld else set(withheld)
     mark = b"--" + told[2]
     at, parts = body.find(mark), 0
-    if at < 0 or at > MOST_BEFORE or body[:at].strip(b"\r\n"):
+    if at < 0 or at > MAX_BEFORE or body[:at].strip(b"\r\n"):
         raise invalid("the body is no form: it does not begin with the boundary that the Content-Type names")
     while at >= 0:
         at, parts = at + len(mark), parts + 1
         if not body.startswith(b"--", at):
             head = _HEAD.match(body, at)
-            if head is None or parts > MOST_PARTS:
-                why = f"it begins with no Content-Disposition and a plain name, or there are more than {MOST_PARTS}"
+            if head is None or parts > MAX_PARTS:
+                why = f"it begins with no Content-Disposition and a plain name, or there are more than {MAX_PARTS}"
                 raise invalid(f"part {parts} of the form cannot be read: {why}")
             if (name := head[2].decode()) in refused:
                 raise invalid(f"the form sets {name}, which only the router may; leave it out", name)

@@ -15,8 +15,8 @@ Attributes: TypeAlias = dict[str, str | int | float | bool]
 Known: TypeAlias = dict[str, str | int | float | bool | None]  # None: nothing is to be told
 
 PROVIDER = "warmroute"  # none of the conventions' names is that of a server's own models
-MOST_MODELS = 100  # models with a name of their own
-MOST_SERIES = 2000  # the limit for one instrument, as in OpenTelemetry's SDK
+MAX_MODELS = 100  # models with a name of their own
+MAX_SERIES = 2000  # the limit for one instrument, as in OpenTelemetry's SDK
 OTHER = "_OTHER"
 
 _DURATION_S = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
@@ -86,7 +86,7 @@ class Instrument:
         if series is not None:
             series.add(value, now_ns)
             return
-        if len(self._series) >= MOST_SERIES:  # replicas come and go, and each has an address
+        if len(self._series) >= MAX_SERIES:  # replicas come and go, and each has an address
             del self._series[min(self._series, key=lambda one: self._series[one].used_ns)]
         series = Series(self.bounds, labels.attributes(), now_ns)
         series.add(value, now_ns)
@@ -164,7 +164,7 @@ class GenaiMetrics:
         name = summary.model.name
         if name in self._models:
             return name
-        if len(self._models) >= MOST_MODELS:
+        if len(self._models) >= MAX_MODELS:
             return OTHER
         self._models.add(name)
         return name

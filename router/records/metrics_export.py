@@ -24,7 +24,7 @@ from router.records.otlp import CLOSE_LIMIT_S, EXPORT_LIMIT_S, METRICS_PATH, Col
 log = logging.getLogger(__name__)
 
 INTERVAL = "OTEL_METRIC_EXPORT_INTERVAL"
-USUAL_MS, MOST_MS = 60_000.0, 86_400_000.0
+USUAL_MS, MAX_MS = 60_000.0, 86_400_000.0
 
 
 class MetricsExport:
@@ -61,10 +61,10 @@ def interval_s(text: str) -> float:
     """The time between two exports, from the variable's text in milliseconds."""
     try:
         milliseconds = float(text or USUAL_MS)
-        if not 0 < milliseconds <= MOST_MS:
+        if not 0 < milliseconds <= MAX_MS:
             raise ValueError("out of range")
     except ValueError:
-        log.warning("%s is %r; give milliseconds, up to a day (%d). It is 60000 now", INTERVAL, text, MOST_MS)
+        log.warning("%s is %r; give milliseconds, up to a day (%d). It is 60000 now", INTERVAL, text, MAX_MS)
         milliseconds = USUAL_MS
     return milliseconds / 1000
 

@@ -23,8 +23,8 @@ from router.placement.classes import NAMES as CLASS_NAMES
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 CACHED_TOKEN_WEIGHT = 0.1  # about what providers charge for a cached token
 LARGEST = 1e15
-MOST_WEIGHT = 1000
-MOST_FIRST_TOKEN_S = 3600
+MAX_WEIGHT = 1000
+MAX_FIRST_TOKEN_S = 3600
 _ONE_OF_THEM = f"{', '.join(CLASS_NAMES[:-1])} or {CLASS_NAMES[-1]}"
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}")
 
@@ -160,7 +160,7 @@ class KeyTable(Limited, forbid_unknown_fields=True, frozen=True, kw_only=True):
                     f"keys.{name} has a cached_token_weight but no tokens_per_minute or tokens_per_day, which are all "
                     "that it changes; add one of them, or leave it out"
                 )
-        check_within(f"weight of keys.{name}", self.weight, MOST_WEIGHT)
+        check_within(f"weight of keys.{name}", self.weight, MAX_WEIGHT)
         if self.tenant_header is not None and not _HEADER.fullmatch(self.tenant_header):
             raise ValueError(
                 f"tenant_header of keys.{name} is {self.tenant_header!r}; write the name of a header, such as x-tenant"
@@ -181,9 +181,9 @@ class ClassTable(Struct, forbid_unknown_fields=True):
         if name not in CLASS_NAMES:
             raise ValueError(f"classes.{name} is no class; write {_ONE_OF_THEM}")
         first_token_s = FIRST_TOKEN_S[name] if self.first_token_s is None else self.first_token_s
-        check_within(f"first_token_s of classes.{name}", first_token_s, MOST_FIRST_TOKEN_S)
+        check_within(f"first_token_s of classes.{name}", first_token_s, MAX_FIRST_TOKEN_S)
         weight = WEIGHTS[name] if self.weight is None else self.weight
-        check_within(f"weight of classes.{name}", weight, MOST_WEIGHT)
+        check_within(f"weight of classes.{name}", weight, MAX_WEIGHT)
         return ServiceClass(name, CLASS_NAMES.index(name), first_token_s, weight)
 
 

@@ -22,7 +22,7 @@ from router.tenants.shared_limits import SharedLimits
 from router.tenants.usage import NO_KEY, Batch, Counts, Row, Selection, Usage, UsageFile, day_of, merged
 
 OTHER = "other"
-MOST_KEYS = 2**14  # those that come later are only counted among the others
+MAX_KEYS = 2**14  # those that come later are only counted among the others
 
 
 class KeyTotals:
@@ -39,7 +39,7 @@ class KeyTotals:
         self._others = Counts()
 
     def add(self, key: str, counts: Counts) -> None:
-        if key in self._tokens or len(self._tokens) < MOST_KEYS:
+        if key in self._tokens or len(self._tokens) < MAX_KEYS:
             self._tokens[key] = self._tokens.get(key, 0) + counts.tokens
             if len(self._own) < self._most:
                 self._own.setdefault(key, Counts())

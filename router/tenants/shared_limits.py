@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from router.tenants.limits import BUCKETS, KeyState, Use
 
-MOST_KEYS = 2**14  # names, also those that were removed since the start
+MAX_KEYS = 2**14  # names, also those that were removed since the start
 TRIES = 1000
 AMOUNTS = len(Use._fields)
 _HASH = struct.Struct("=Q")  # the name's hash; 0: free
@@ -36,7 +36,7 @@ _use: Callable[[tuple[int, ...]], Use] = partial(tuple.__new__, Use)  # this is 
 class SharedLimits:
     """Make it before the workers are forked; each then calls `begin`."""
 
-    def __init__(self, workers: int = 1, lock: IO[bytes] | None = None, most_keys: int = MOST_KEYS) -> None:
+    def __init__(self, workers: int = 1, lock: IO[bytes] | None = None, most_keys: int = MAX_KEYS) -> None:
         """`lock`: an empty file that is open; None: for one process."""
         self._most_keys = most_keys
         self._running = struct.Struct(f"={workers}q")

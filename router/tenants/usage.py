@@ -12,7 +12,7 @@ from msgspec.structs import astuple
 from router.placement.classes import ServiceClass
 from router.tenants.limits import DAY_S, Use
 
-MOST_ROWS = 50_000  # rows in memory; more are counted as one row of the day
+MAX_ROWS = 50_000  # rows in memory; more are counted as one row of the day
 NO_KEY = "(none)"  # clients without a key
 OTHERS = "(others)"
 EPOCH = date(1970, 1, 1)
@@ -93,7 +93,7 @@ class Usage:
             (self._counts.get(place) or self._begun(place)).add(counts)
 
     def _begun(self, place: tuple[int, str, str]) -> Counts:
-        if len(self._counts) >= MOST_ROWS:
+        if len(self._counts) >= MAX_ROWS:
             place = (place[0], OTHERS, OTHERS)
         return self._counts.setdefault(place, Counts())
 

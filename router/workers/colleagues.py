@@ -19,7 +19,7 @@ from router.workers.processes import Place
 log = logging.getLogger(__name__)
 
 ANSWER_S, CHANGE_S = 3.0, 30.0  # the time to tell, and to do what takes replicas their time
-MOST_BYTES = 256 * 2**20  # the most bytes of a message
+MAX_BYTES = 256 * 2**20  # the most bytes of a message
 SIZE = struct.Struct("!I")
 
 T = TypeVar("T")
@@ -124,7 +124,7 @@ def _write(writer: asyncio.StreamWriter, message: bytes) -> None:
 
 async def _read(reader: asyncio.StreamReader) -> bytes:
     (size,) = SIZE.unpack(await reader.readexactly(SIZE.size))
-    if size > MOST_BYTES:
+    if size > MAX_BYTES:
         raise ValueError(f"another worker sends {size:,} bytes")
     return await reader.readexactly(size)
 

@@ -11,11 +11,11 @@ from router.placement.outbox import PeerBatch
 from router.placement.placement import Placement
 
 SILENT_S = 3.0  # after so long without a batch the peer is gone, and its requests are forgotten
-MOST_PEERS = 64
-MOST_RUNNING = 16_384  # requests of one peer; more are not counted
-MOST_KEYS = 500_000  # keys of one peer's requests that have not begun
-MOST_AWAITED_S = 3600.0
-MOST_PRIORITY_S = 1e6  # the most in either direction
+MAX_PEERS = 64
+MAX_RUNNING = 16_384  # requests of one peer; more are not counted
+MAX_KEYS = 500_000  # keys of one peer's requests that have not begun
+MAX_AWAITED_S = 3600.0
+MAX_PRIORITY_S = 1e6  # the most in either direction
 KEY_BYTES = 8
 
 
@@ -52,7 +52,7 @@ class Inbox:
             return False
         peer = self.peers.get(batch.router)
         if peer is None:
-            if len(self.peers) >= MOST_PEERS:
+            if len(self.peers) >= MAX_PEERS:
                 return False
             peer = self.peers[batch.router] = Peer(now_s, batch.number)
             self._count_peers()
@@ -64,9 +64,9 @@ class Inbox:
         for request in batch.sent:
             whole = len(request.keys) // KEY_BYTES * KEY_BYTES
             load, keys = self._load_of(request.replica), array("Q", request.keys[:whole]).tolist()
-            is_bounded = len(peer.requests) < MOST_RUNNING and peer.keys + len(keys) <= MOST_KEYS
-            is_sane = 0.0 <= request.awaited_s <= MOST_AWAITED_S and 0.0 <= request.age_s < inf
-            is_sane = is_sane and abs(request.priority_s or 0.0) <= MOST_PRIORITY_S  # NaN is not
+            is_bounded = len(peer.requests) < MAX_RUNNING and peer.keys + len(keys) <= MAX_KEYS
+            is_sane = 0.0 <= request.awaited_s <= MAX_AWAITED_S and 0.0 <= request.age_s < inf
+            is_sane = is_sane and abs(request.priority_s or 0.0) <= MAX_PRIORITY_S  # NaN is not
             if load is None or request.id in peer.requests or not (is_bounded and is_sane):
                 self.counts.ignored += 1
                 continue

@@ -31,7 +31,7 @@ from events.sockets.plain_link import PlainLink
 from router.placement.load import ReplicaLoad
 from router.placement.outbox import RUNNING_S, Outbox, PeerBatch
 from router.placement.placement import Placement
-from router.workers.peer_inbox import MOST_PEERS, Inbox
+from router.workers.peer_inbox import MAX_PEERS, Inbox
 from router.workers.peer_names import Names, parse_endpoint
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ LOOK_AT_OWNERS_S = 1.0  # a port that becomes free may be taken by another user
 ROOT = 0
 STOOD_STILL_S = 1.0  # between two beats: what peers have said meanwhile is still to be read
 WAITING_BATCHES = 1000  # the most for one peer
-MOST_BATCH_BYTES = 32 * 2**20
+MAX_BATCH_BYTES = 32 * 2**20
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(PeerBatch).decode
@@ -88,7 +88,7 @@ class Links:
                 zmq.PUB,
                 listen,
                 waiting_messages=WAITING_BATCHES,
-                most_peers=MOST_PEERS,
+                most_peers=MAX_PEERS,
                 curve=keys,
                 stats=PublisherStats(),
             )
@@ -218,7 +218,7 @@ class Links:
             self._links.pop(endpoint).close()
         for endpoint in endpoints - self._links.keys():
             self._links[endpoint] = self._kind(
-                "peers", endpoint, self._heard, topic=TOPIC, most_bytes=MOST_BATCH_BYTES, warned=self._warned
+                "peers", endpoint, self._heard, topic=TOPIC, most_bytes=MAX_BATCH_BYTES, warned=self._warned
             )
 
 

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 REST_S = 1.0  # between two starts of the same worker
 BEAT_S = 2.0  # between two times that a worker says that it is alive
 HUNG_S = 30.0  # after so long without a word its clients wait in vain
-MOST_BEATS = 4096  # read at once
+MAX_BEATS = 4096  # read at once
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 
 
@@ -261,7 +261,7 @@ class Processes:
             elif key.fileobj is worker.listener:
                 self._hand_over(worker)
             elif worker.say is not None:  # else its end was reported first, by a signal
-                if not os.read(worker.say, MOST_BEATS):
+                if not os.read(worker.say, MAX_BEATS):
                     self._hang_up(worker)
                     continue
                 worker.heard_s = time.monotonic()

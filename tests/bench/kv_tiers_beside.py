@@ -21,7 +21,7 @@ STEPS = 4  # of decoding, before there are as many of the other kind: a machine'
 TURNS = 6  # in a round
 OTHERS = 4  # that decode meanwhile
 LOADED = 100  # number of the request that is loaded
-MOST_SLOWER = 5.0  # per cent
+MAX_SLOWER = 5.0  # per cent
 
 
 def run(rounds: int, *, small: bool = False) -> None:
@@ -61,7 +61,7 @@ def beside_loads(engine: Engine, dtype: str, medium: str, rounds: int, source: N
         while engine.busy:
             engine.step()
     heading(f"decoding of {OTHERS} others while {PROMPT:,} tokens come from {FROM[medium]}, {dtype}")
-    row("a step takes longer", slower, "%", f"< {MOST_SLOWER:g}")
+    row("a step takes longer", slower, "%", f"< {MAX_SLOWER:g}")
     print(flush=True)
 
 

@@ -12,7 +12,7 @@ PICTURES = DOCS / "pictures"
 COLOURS = 256
 SHEET_GAP = 12
 SHEET_COLOURS = 224
-MOST_BYTES, MOST_BYTES_IN_ALL = 200_000, 1_200_000
+MAX_BYTES, MAX_BYTES_IN_ALL = 200_000, 1_200_000
 
 
 def save(page: Page, name: str, folder: Path = DOCS, colours: int = COLOURS) -> None:
@@ -41,4 +41,4 @@ def check_sizes() -> None:
     sizes = {str(path.relative_to(DOCS)): path.stat().st_size for path in sorted(DOCS.rglob("*.png"))}
     for name, size in sizes.items():
         print(f"docs/{name}: {size:,} bytes")
-    assert max(sizes.values()) <= MOST_BYTES and sum(sizes.values()) <= MOST_BYTES_IN_ALL, sizes
+    assert max(sizes.values()) <= MAX_BYTES and sum(sizes.values()) <= MAX_BYTES_IN_ALL, sizes

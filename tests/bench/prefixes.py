@@ -15,7 +15,7 @@ from events.blocks import block_keys, root_key
 from router.http.app import dashboard_of
 from router.members.facts import Facts, Rank
 from router.members.spec import parse_replica
-from router.prompts.prefixes.recent import MOST_BLOCKS, RecentPrompt
+from router.prompts.prefixes.recent import MAX_BLOCKS, RecentPrompt
 from tests.bench.front import PLAIN, REQUESTS, STREAM, FrontOnWires, bodies
 from tests.bench.measure import cpu_us, heading, row
 
@@ -23,7 +23,7 @@ REPLICAS = 1000
 ENTRIES = 2_000_000  # (block, replica) in the index
 BLOCK = 16
 PROMPTS = 2000
-PROMPT_BLOCKS = MOST_BLOCKS // PROMPTS
+PROMPT_BLOCKS = MAX_BLOCKS // PROMPTS
 TOOLS = 12
 TICK_S = 0.001
 

@@ -19,7 +19,7 @@ import jsonschema  # type: ignore[import-untyped]
 from replica.model.demo import TEXTS
 from tests.chaos.replicas import wait_gone
 from tests.chaos.routers import Fleet, RouterProcess, events_in, fleet, http_client, router
-from tests.replica.test_schemas import MOST_TOKENS, random_root, save_babbler
+from tests.replica.test_schemas import MAX_TOKENS, random_root, save_babbler
 
 PATH = "/v1/chat/completions"
 MODEL = "babbler"
@@ -82,7 +82,7 @@ async def answer(http: httpx2.AsyncClient, seed: int, progress: "Progress") -> A
         "model": MODEL,
         "messages": [{"role": "user", "content": "hi"}],
         "response_format": {"type": "json_schema", "json_schema": {"schema": schema_of(seed)}},
-        "max_tokens": MOST_TOKENS,
+        "max_tokens": MAX_TOKENS,
         "seed": seed,
         "stream": True,
     }

@@ -20,7 +20,7 @@ from tests.chaos.nodes import Node, bare_nodes, ip
 TUNSETIFF = 0x400454CA
 IFF_TUN, IFF_NO_PI = 0x0001, 0x1000
 PACKET_BYTES = 65536
-MOST_WAITING = 100_000
+MAX_WAITING = 100_000
 
 
 class Quality(NamedTuple):
@@ -79,7 +79,7 @@ class Wire:
             except BlockingIOError:
                 return
             self.carried += 1
-            if self._chance.random() < self.quality.loss or len(self._waiting) > MOST_WAITING:
+            if self._chance.random() < self.quality.loss or len(self._waiting) > MAX_WAITING:
                 self.lost += 1
                 continue
             due_s = time.monotonic() + self.quality.delay_s + self._chance.random() * self.quality.jitter_s

@@ -25,7 +25,7 @@ from tests.compatibility.sdk import CLIENTS, IN_HEADERS, hints
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "compatibility.md"
 RESULTS = ROOT / "tests" / "clients" / "results.json"
-MOST_SHOWN = 48  # characters of a value
+MAX_SHOWN = 48  # characters of a value
 
 HEAD = """\
 # Compatibility
@@ -99,7 +99,7 @@ def _table(fields: Mapping[str, Mapping[str, Outcome]]) -> Iterator[str]:
 
 def _value(sent: Any) -> str:
     shown = json.dumps(sent)
-    return "..." if len(shown) > MOST_SHOWN or "resp_" in shown else shown.replace("|", "\\|")
+    return "..." if len(shown) > MAX_SHOWN or "resp_" in shown else shown.replace("|", "\\|")
 
 
 def _listed(found: Mapping[str, list[str]], what: str) -> str:

@@ -10,7 +10,7 @@ from tests.docs import rooms
 from tests.docs.pages import ROOT
 
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
-MOST_NAMES = 12
+MAX_NAMES = 12
 
 
 def names_in(section: str) -> list[str]:
@@ -38,7 +38,7 @@ def exists(name: str) -> bool:
 @pytest.mark.parametrize("section", ["A request", "An event"])
 def test_a_walk_has_few_names_and_each_exists(section: str) -> None:
     names = names_in(section)
-    assert 8 <= len(names) <= MOST_NAMES
+    assert 8 <= len(names) <= MAX_NAMES
     assert [name for name in names if not exists(name)] == []
 
 

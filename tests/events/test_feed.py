@@ -128,7 +128,7 @@ def replica() -> Replica:
 def test_a_replica_with_more_blocks_than_are_kept_is_inexact_and_asked_once(
     replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("events.cache.pools.MOST_BLOCKS", 100)
+    monkeypatch.setattr("events.cache.pools.MAX_BLOCKS", 100)
     replica.holds(150)
     replica.speaks(600)
     assert replica.asked == 1
@@ -151,7 +151,7 @@ def test_a_replica_that_claims_more_than_its_pool_has_is_not_asked_again(replica
 
 
 def test_a_loss_in_a_full_view_is_still_repaired(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("events.cache.pools.MOST_BLOCKS", 100)
+    monkeypatch.setattr("events.cache.pools.MAX_BLOCKS", 100)
     replica.holds(100)
     replica.speaks(10)
     assert (replica.asked, replica.inexact) == (1, "")

@@ -26,7 +26,7 @@ from events.messages import (
 from events.mirror import Mirror
 from events.native import SNAPSHOT_REQUEST, Load, decode_snapshot_header, decode_status
 from events.publisher import Publisher, PublisherConfig, offset_port
-from events.sockets.curve import MOST_BYTES, CurveClient, load_curve, load_curve_client, secure_client, write_keys
+from events.sockets.curve import MAX_BYTES, CurveClient, load_curve, load_curve_client, secure_client, write_keys
 from tests.events.resident import copies
 
 ANY = "tcp://127.0.0.1:0"
@@ -284,7 +284,7 @@ def test_wrong_key_files_are_named(tmp_path: Path) -> None:
 def test_what_is_no_small_file_is_not_read(tmp_path: Path) -> None:
     pipe, large = tmp_path / "pipe", tmp_path / "large"
     os.mkfifo(pipe)
-    large.write_bytes(bytes(MOST_BYTES + 1))
+    large.write_bytes(bytes(MAX_BYTES + 1))
     for file in (pipe, large, Path("/dev/zero"), tmp_path):
         with pytest.raises(ValueError, match=rf"{file} is not a CURVE key file: not a regular file of at most"):
             load_curve(str(file))

@@ -181,7 +181,7 @@ async def test_mistakes_are_answered_with_what_to_do(tmp_path: Path) -> None:
         twice = encode_plan(plan("m", "m"))
         assert (await client.http.put("/fleet", content=twice)).status_code == 400
         assert (await client.http.put("/fleet", content=b"{")).status_code == 400
-        assert (await client.http.put("/fleet", content=b" " * (control_app.MOST_BYTES + 1))).status_code == 413
+        assert (await client.http.put("/fleet", content=b" " * (control_app.MAX_BYTES + 1))).status_code == 413
 
 
 async def test_only_those_with_the_key_change_a_fleet_or_read_its_logs(tmp_path: Path) -> None:

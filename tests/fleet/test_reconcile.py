@@ -7,7 +7,7 @@ import pytest
 from events.native import Load
 from fleet.control.reconcile import Begin, Reconciler, Replica, Stop, UnknownName, name_stem
 from fleet.host.report import ReplicaAddress, Report
-from fleet.plan import MOST_REPLICAS, Task
+from fleet.plan import MAX_REPLICAS, Task
 from tests.fleet.reconciled import Fleet, M, but, report, told
 
 # ---- counts
@@ -83,9 +83,9 @@ class Counting(dict[str, Replica]):
 def test_finding_names_for_many_replicas_takes_a_look_for_each() -> None:
     fleet = Fleet(but(M, replicas=0))
     fleet.it.replicas = replicas = Counting()
-    fleet.it.scale("m", MOST_REPLICAS)
-    assert len(fleet.decide()) == MOST_REPLICAS
-    assert replicas.looked <= 2 * MOST_REPLICAS
+    fleet.it.scale("m", MAX_REPLICAS)
+    assert len(fleet.decide()) == MAX_REPLICAS
+    assert replicas.looked <= 2 * MAX_REPLICAS
 
 
 @pytest.mark.parametrize("name", ["m-0", "m-1"])

@@ -12,7 +12,7 @@ import pytest
 
 from fleet.on_ray import watchdog
 from fleet.on_ray.local import GCS, RAYLET
-from fleet.on_ray.watchdog import MOST_STARTS, RayWatchdog
+from fleet.on_ray.watchdog import MAX_STARTS, RayWatchdog
 from tests.router.loopback import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs pidfd_open")
@@ -69,14 +69,14 @@ async def test_the_end_of_the_raylet_is_the_end(ray: Ray) -> None:
 
 async def test_a_gcs_is_started_again_and_not_for_ever(ray: Ray) -> None:
     waiting = asyncio.create_task(over(ray))
-    for _ in range(MOST_STARTS):
+    for _ in range(MAX_STARTS):
         before = ray.gcs
         os.kill(before, signal.SIGKILL)
         await until(partial(ray.is_another, before), "there is another one")
     assert not waiting.done()
     os.kill(ray.gcs, signal.SIGKILL)
     assert await waiting == GCS
-    assert len(ray.processes) == 2 + MOST_STARTS
+    assert len(ray.processes) == 2 + MAX_STARTS
 
 
 async def test_without_a_store_the_end_of_the_gcs_is_the_end(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ from router.tenants.keys import Key, digest_of
 
 MODEL, OTHER = "m", "n"
 ENDPOINTS = tuple(f"10.0.0.{number}:80" for number in range(1, 5))
-MOST_BODY_BYTES = 64 * 1024
+MAX_BODY_BYTES = 64 * 1024
 KEYS = (
     Key(name="alice", digest=digest_of("sk-alice"), salt="of alice", max_in_flight=2),
     Key(name="bob", digest=digest_of("sk-bob"), tokens_per_minute=1e6),
@@ -41,8 +41,8 @@ CONFIG = RouterConfig(
     replica_limit=1,
     queue_size=3,
     queue_timeout_s=0.05,
-    max_body_bytes=MOST_BODY_BYTES,
-    max_bodies_bytes=3 * MOST_BODY_BYTES,
+    max_body_bytes=MAX_BODY_BYTES,
+    max_bodies_bytes=3 * MAX_BODY_BYTES,
     picker_fallbacks=1,
     replica_api_key="sk-replicas",
     keys=KEYS,
@@ -202,7 +202,7 @@ def bodies() -> Iterator[bytes]:
     yield gzip.compress(bytes(10**7))
     yield json.dumps({"model": "none", "prompt": "x"}).encode()
     yield json.dumps({"model": MODEL, "input": "x", "previous_response_id": "resp_1"}).encode()
-    yield from (b"", b"{", b"[]", b"\xff", b"[" * 5000, b"x" * 30_000, b"x" * (MOST_BODY_BYTES + 1))
+    yield from (b"", b"{", b"[]", b"\xff", b"[" * 5000, b"x" * 30_000, b"x" * (MAX_BODY_BYTES + 1))
 
 
 def answer_heads() -> Iterator[bytes]:

@@ -21,10 +21,10 @@ HEADS, KV_HEADS, HEAD_DIM, BLOCK = 32, 8, 128, 16
 FLASH_BLOCK = 256  # torch's own wants such blocks
 BATCHES, CONTEXTS = (1, 8, 32, 128), (512, 2048, 8192)
 UNEVEN = {"127 x 1,024 and 1 x 32,768": [1024] * 127 + [32_768], "31 x 512 and 1 x 65,536": [512] * 31 + [65_536]}
-MOST_TIMES = 1.3  # what reading the uneven ones takes at copy speed
+MAX_TIMES = 1.3  # what reading the uneven ones takes at copy speed
 LEAST = 70.0  # % of the copy bandwidth, at 128 x 2,048
 ROTATED_BYTES = 256e6  # that calls read before one reads the same again: more than any cache has
-MOST_SETS = 64
+MAX_SETS = 64
 WIDTH, INNER, ROWS = 4096, 14_336, 8192
 DRAWN, VOCABULARY = 128, 151_936
 
@@ -112,7 +112,7 @@ def decodes(place: Place, table: Table, attention: Attention[Any], memory: Memor
     for batch in batches:
         for context in contexts:
             taken = batch * context * KV_HEADS * HEAD_DIM * 2 * 2
-            sets = place.size(max(1, min(MOST_SETS, -(-int(ROTATED_BYTES) // taken))), 2)
+            sets = place.size(max(1, min(MAX_SETS, -(-int(ROTATED_BYTES) // taken))), 2)
             queries = memory.queries(batch)
             steps = [memory.step([Chunk(1, context - 1)] * batch, number) for number in range(sets)]
             calls = [decoding(attention, queries, memory, step) for step in steps]
@@ -136,7 +136,7 @@ def uneven(place: Place, table: Table, attention: Attention[Any], memory: Memory
         step = memory.step([Chunk(1, length - 1) for length in lengths], 0)
         times = seconds(place, [decoding(attention, queries, memory, step)], place.size(10, 1))
         what = f"{attention.name}, decode {name}, blocks of {memory.block_size}"
-        least = MOST_TIMES * (len(lengths) == 128)
+        least = MAX_TIMES * (len(lengths) == 128)
         table.figure(what, [s * most.bandwidth / taken for s in times], "times reading at copy speed", most=least)
 
 

@@ -35,7 +35,7 @@ QUICK = {
     "vocab_size": 384,
 }
 BLOCK = 16
-MOST_BLOCKS = 1 << 16
+MAX_BLOCKS = 1 << 16
 
 
 class RandomWeights:
@@ -68,7 +68,7 @@ class Made(NamedTuple):
     def blocks_that_fit(self) -> int:
         """Number of blocks that fit in the free memory, with some room for a step."""
         if self.model.device.type != "cuda":
-            return MOST_BLOCKS
+            return MAX_BLOCKS
         free = int(0.85 * torch.cuda.mem_get_info()[0])
         return blocks_in(free, BLOCK, self.model.config.kv_bytes_per_token("bfloat16"))
 

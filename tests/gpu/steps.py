@@ -24,7 +24,7 @@ TITLE = "steps of a Qwen3-0.6B with random weights, after 512 tokens of context"
 BATCHES, CONTEXT, STEPS = (1, 32, 128), 512, 64
 PROMPTS = (40, 600)  # tokens of each step's new request
 IN_BETWEEN = 8  # uncounted steps: the first ones fill the pipeline
-MOST_HOST_MS = 1.0
+MAX_HOST_MS = 1.0
 
 
 class Patient(Accelerator):
@@ -166,6 +166,6 @@ def tell(table: Table, name: str, split: Split, *, target: bool) -> None:
         table.figure(f"{name}: {what}", [1000 * Figures(values).median], "ms", **options)
 
     figure("a step", split.whole)
-    figure("host: schedule, start and commit, without waiting", split.host, most=MOST_HOST_MS if target else 0.0)
+    figure("host: schedule, start and commit, without waiting", split.host, most=MAX_HOST_MS if target else 0.0)
     if split.device:
         figure("device, from a step's first work to its last", split.device)

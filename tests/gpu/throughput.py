@@ -23,7 +23,7 @@ TITLE = "256 requests to a Qwen3-0.6B with random weights, 100 to 1,024 tokens i
 REQUESTS, VOCABULARY = 256, 10_000
 SHORTEST, LONGEST = 100, 1024
 ROWS, MODEL_LENGTH = 16_384, 4096
-LEAST, MOST_OVERHEAD = 15_000, 1.0  # tokens/s, %
+LEAST, MAX_OVERHEAD = 15_000, 1.0  # tokens/s, %
 ROUNDS = 3  # with caching and without, in turns; fewer where time runs out
 
 
@@ -107,7 +107,7 @@ def tell(table: Table, rates: dict[str, list[float]], asked: Sequence[Asked]) ->
     table.figure("output, temperature 0.6, no prefix caching", rates["uncached"], "tok/s")
     table.figure("output, greedy", rates["greedy"], "tok/s")
     overhead = 100 * (max(rates["uncached"]) / max(rates["cached"]) - 1)
-    table.figure("prefix caching costs, nothing to find, best of the rounds", [overhead], "%", most=MOST_OVERHEAD)
+    table.figure("prefix caching costs, nothing to find, best of the rounds", [overhead], "%", most=MAX_OVERHEAD)
 
 
 def roofline(asked: Sequence[Asked], config: ModelConfig, bandwidth: float) -> float:

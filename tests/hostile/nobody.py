@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import msgspec
 
 NOBODY = 65534
-MOST_BYTES = 2**20
+MAX_BYTES = 2**20
 ANSWER_WITHIN_S = 0.3  # event sockets say nothing to HTTP
 
 
@@ -108,7 +108,7 @@ def _of_path(path: str, secrets: list[str]) -> Iterator[str]:
 def _read(path: str, secrets: list[str]) -> Iterator[str]:
     try:
         with open(path, "rb") as file:
-            content = file.read(MOST_BYTES)
+            content = file.read(MAX_BYTES)
     except OSError:
         return
     for secret in secrets:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from replica.config import SimulatedConfig
-from replica.http.held_answers import MOST_BYTES, MOST_BYTES_EACH, SMALL_BYTES, HeldAnswer, HeldAnswers, NoRoom
+from replica.http.held_answers import MAX_BYTES, MAX_BYTES_EACH, SMALL_BYTES, HeldAnswer, HeldAnswers, NoRoom
 from replica.messages import Output, TokenLogprobs
 from tests.events.processes import DEADLINE_S, wait_until
 from tests.replica.serving import MODEL, SERVE, Replica, config
@@ -36,7 +36,7 @@ class Limited(Replica):
     """Holds an eighth of what a replica would, so that it is reached sooner."""
 
     def __init__(self) -> None:
-        less = f"import replica.http.held_answers as held; held.MOST_BYTES_EACH = {MOST_BYTES_EACH // 8}; {SERVE}"
+        less = f"import replica.http.held_answers as held; held.MAX_BYTES_EACH = {MAX_BYTES_EACH // 8}; {SERVE}"
         self._start([sys.executable, "-c", less, msgspec.json.encode(config(FASTEST)).decode()])
 
 
@@ -55,7 +55,7 @@ def test_a_whole_answer_that_would_take_too_much_ends_with_an_error(replica: Rep
     answer = replica.post("/v1/chat/completions", LARGEST)
     assert answer.status == 400, answer.body[:200]
     assert "ask for fewer choices, tokens or log probabilities" in answer.error["message"]
-    assert resident_bytes(replica) - before < MOST_BYTES_EACH / 4
+    assert resident_bytes(replica) - before < MAX_BYTES_EACH / 4
     replica.wait_idle()
 
 
@@ -69,7 +69,7 @@ def test_a_stream_that_is_not_read_ends_with_an_error(replica: Replica) -> None:
         opened.sendall(head.encode() + body)
         wait_until(lambda: replica.load()["load"]["running"] > 0, "it runs")
         wait_until(lambda: replica.load()["load"]["running"] == 0, "the engine works on it no more")
-        assert resident_bytes(replica) - before < MOST_BYTES_EACH / 4
+        assert resident_bytes(replica) - before < MAX_BYTES_EACH / 4
         received = b""
         while piece := opened.recv(65536):
             received = (received + piece)[-2000:]
@@ -97,15 +97,15 @@ def fill(answers: list[HeldAnswer], tokens_bytes: int, alternatives: int | None)
 def test_every_field_that_makes_an_answer_larger_counts(alternatives: int | None) -> None:
     held = HeldAnswer(HeldAnswers())
     with pytest.raises(NoRoom) as refused:
-        fill([held], MOST_BYTES_EACH + 400_000, alternatives)
+        fill([held], MAX_BYTES_EACH + 400_000, alternatives)
     assert refused.value.alone
 
 
 def test_answers_together_leave_room_for_small_ones() -> None:
     answers = HeldAnswers()
-    large = [HeldAnswer(answers) for _ in range(MOST_BYTES // MOST_BYTES_EACH + 1)]
+    large = [HeldAnswer(answers) for _ in range(MAX_BYTES // MAX_BYTES_EACH + 1)]
     with pytest.raises(NoRoom) as refused:
-        fill(large, MOST_BYTES_EACH - 400_000, None)
+        fill(large, MAX_BYTES_EACH - 400_000, None)
     assert not refused.value.alone
     small = HeldAnswer(answers)
     small.add(output(SMALL_BYTES // 400, None))

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from events.cache.changes import Change, Cleared, Removed, Stored
-from events.cache.pools import MOST_MEDIA
+from events.cache.pools import MAX_MEDIA
 from events.cache.resolver import Resolver
 from events.cache.slices import SLICE_BLOCKS, slices
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Decoder, Event, KnownEvent, RejectedEvent
@@ -24,7 +24,7 @@ from events.stream.actions import Apply, Reset
 from events.stream.native_stream import NativeStream
 from events.subscriber import MAX_MESSAGE_BYTES
 from events.view import CacheView, Request
-from router.members.feed import MOST_SIZES
+from router.members.feed import MAX_SIZES
 from tests.events.test_subscriber import until
 from tests.hostile.lying import SIZE, Liar, batch, keys_of, stored
 from tests.hostile.pauses import pauses
@@ -466,7 +466,7 @@ async def test_a_pool_that_turns_out_larger_is_read_again(liar: Liar) -> None:
 
 
 def test_lower_media_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("events.cache.pools.MOST_BLOCKS", 1000)
+    monkeypatch.setattr("events.cache.pools.MAX_BLOCKS", 1000)
     resolver = Resolver("m", native=True)
     resolver.capacity.limit(100)
     for first in range(0, 3000, 100):
@@ -480,7 +480,7 @@ def test_lower_media_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_pool_larger_than_what_is_kept_is_no_claim_and_bounded(
     pool: int | None, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("events.cache.pools.MOST_BLOCKS", 1000)
+    monkeypatch.setattr("events.cache.pools.MAX_BLOCKS", 1000)
     resolver = Resolver("m", native=True)
     resolver.capacity.limit(pool)
     for first in range(0, 4000, at_once):
@@ -505,7 +505,7 @@ def test_media_and_groups_are_few(name: str) -> None:
     for number in range(1000):
         value: Any = f"tier {number}" if name == "medium" else number
         resolver.apply([stored([number], 1, [], **{name: value})])
-    assert len(resolver.pools) <= (MOST_MEDIA if name == "medium" else 64)
+    assert len(resolver.pools) <= (MAX_MEDIA if name == "medium" else 64)
     assert "media" in (resolver.inexact or "")
     resolver.apply([stored([1], 1, [], medium="x" * 100_000)])
     assert all(len(medium) <= 64 for medium, _ in resolver.pools)
@@ -518,7 +518,7 @@ async def test_block_sizes_are_few(liar: Liar) -> None:
             liar.publish(batch(stored([size % 2**32], 1, [], block_size=size)))
         await until(lambda: router.state("r").seq == 101)
         sizes = router.state("r").block_sizes
-        assert len(sizes) <= MOST_SIZES
+        assert len(sizes) <= MAX_SIZES
         assert max(sizes) < 100 and min(sizes) > 0
 
 

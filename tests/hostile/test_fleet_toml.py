@@ -11,13 +11,13 @@ from click.testing import CliRunner
 from fleet.control.reconcile import Begin, Reconciler, name_stem
 from fleet.host.engines import launch
 from fleet.plan import FleetPlan, ModelPlan, Task, bounded
-from fleet.toml.plan_file import MOST_BYTES, BadPlan, parse_fleet, read_fleet
+from fleet.toml.plan_file import MAX_BYTES, BadPlan, parse_fleet, read_fleet
 from fleet.up.command import up as up_command
 
 MODEL = "[[models]]\nmodel = 'demo'\n"
-MOST_CPU_S = 15.0  # on a slow machine; most take some milliseconds
-MOST_MEMORY_KB = 256 * 1024
-MOST_WORDS = 50_000  # characters of what is said of a file
+MAX_CPU_S = 15.0  # on a slow machine; most take some milliseconds
+MAX_MEMORY_KB = 256 * 1024
+MAX_WORDS = 50_000  # characters of what is said of a file
 
 BOMBS = {
     "lists in lists": MODEL + "options = " + "[" * 400_000 + "]" * 400_000,
@@ -47,9 +47,9 @@ def test_a_bomb_is_refused_with_little_time_memory_and_words(text: str) -> None:
     began_s, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(BadPlan) as raised:
         parse_fleet("fleet.toml", text)
-    assert time.process_time() - began_s < MOST_CPU_S
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MOST_MEMORY_KB
-    assert len(str(raised.value)) < MOST_WORDS
+    assert time.process_time() - began_s < MAX_CPU_S
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MAX_MEMORY_KB
+    assert len(str(raised.value)) < MAX_WORDS
 
 
 def test_of_many_mistakes_the_first_and_the_number_of_the_rest_are_reported() -> None:
@@ -68,7 +68,7 @@ def test_a_file_without_end_is_read_only_so_far(tmp_path: Path) -> None:
         os.truncate(file.fileno(), 2**40)  # a hole
     answer = CliRunner().invoke(up_command, ["--no-ray", "--config", str(large)])
     assert answer.exit_code == 2
-    assert f"at most {MOST_BYTES} are read" in answer.output
+    assert f"at most {MAX_BYTES} are read" in answer.output
 
 
 NAMES = (

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from api.errors import ApiError
-from api.model_files import MOST_BYTES
+from api.model_files import MAX_BYTES
 from api.openai.engine_requests import TokenizeRequest
 from api.openai.requests import ChatRequest, CompletionRequest, read
 from api.prompts.prompts import Prompts
@@ -121,7 +121,7 @@ def test_a_file_is_bounded_by_what_it_holds_and_not_by_what_it_says() -> None:
     assert Path("/proc/self/maps").stat().st_size == 0
     with pytest.raises(ValueError, match="has 101 bytes or more, but at most 100 are read"):
         read_model_file(Path("/proc/self/maps"), 100)
-    assert MOST_BYTES >= 64 * 2**20
+    assert MAX_BYTES >= 64 * 2**20
 
 
 # ---- code in the folder

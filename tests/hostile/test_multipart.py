@@ -28,8 +28,8 @@ from tests.hostile.pauses import pauses
 from tests.hostile.peers import GREETING, connected, part, ready, resident_mb
 
 ANY = "tcp://127.0.0.1:0"
-MOST_MB = 90.0  # that an attack may cost: a message of 32 MiB from another router, and copies of its last part
-MOST_PAUSE_S = 0.1
+MAX_MB = 90.0  # that an attack may cost: a message of 32 MiB from another router, and copies of its last part
+MAX_PAUSE_S = 0.1
 DEADLINE_S = 20.0
 
 # What is sent again and again, and how often.
@@ -106,10 +106,10 @@ async def withstands(is_over: Callable[[], bool]) -> None:
         deadline = time.monotonic() + DEADLINE_S
         while not is_over():
             most_mb = max(most_mb, resident_mb())
-            assert most_mb - before_mb < MOST_MB, f"it takes {most_mb - before_mb:.0f} MB"
+            assert most_mb - before_mb < MAX_MB, f"it takes {most_mb - before_mb:.0f} MB"
             assert time.monotonic() < deadline, "it is not cut off"
             await asyncio.sleep(0.002)
-    assert found.longest_s < MOST_PAUSE_S, f"the event loop stands still for {found.longest_s:.2f} s"
+    assert found.longest_s < MAX_PAUSE_S, f"the event loop stands still for {found.longest_s:.2f} s"
 
 
 # ---- sockets that connect: of the subscriber, and of a router to its peers
@@ -203,7 +203,7 @@ async def test_a_publisher_with_keys_is_cut_off_as_well(tmp_path: Path) -> None:
             before_mb = resident_mb()  # what waits in the publisher is shared
             deadline = time.monotonic() + DEADLINE_S
             while not monitor.poll(0):
-                assert resident_mb() - before_mb < 3 * MOST_MB, "encrypted copies wait on both sides"
+                assert resident_mb() - before_mb < 3 * MAX_MB, "encrypted copies wait on both sides"
                 assert time.monotonic() < deadline, "it is not cut off"
                 await asyncio.sleep(0.002)
         socket.disable_monitor()

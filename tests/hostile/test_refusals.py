@@ -11,7 +11,7 @@ from tests.router.scripted import CHAT, QUEUE_FULL, Call, Handler, Scripted, cha
 REQUESTS = 100
 CLIENTS = 8
 GOOD = b'{"choices":[]}'
-MOST_TO_THE_BAD_ONE = 20
+MAX_TO_THE_BAD_ONE = 20
 
 
 async def works(call: Call) -> None:
@@ -49,7 +49,7 @@ async def test_a_replica_that_refuses_at_once_gets_few_requests_and_no_client_se
     bad, good = Scripted("bad", refuses), Scripted("good", works)
     found = await statuses(bad, good)
     assert found == [200] * len(found)
-    assert len(bad.calls) <= MOST_TO_THE_BAD_ONE, f"{len(bad.calls)} of {len(found)} requests went to the bad replica"
+    assert len(bad.calls) <= MAX_TO_THE_BAD_ONE, f"{len(bad.calls)} of {len(found)} requests went to the bad replica"
 
 
 @pytest.mark.parametrize("status", [400, 429, 500])

@@ -338,7 +338,7 @@ def test_models_that_cannot_be_are_none(body: bytes) -> None:
 
 
 def test_models_that_come_and_go_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.members.members.MOST_REMEMBERED", 100)
+    monkeypatch.setattr("router.members.members.MAX_REMEMBERED", 100)
     made: list[weakref.ref[Tokens]] = []
 
     def tokens_of(model: str, *_: Any) -> Tokens:

@@ -8,7 +8,7 @@ import pytest
 
 from api.prompts.prompts import Prompts
 from router.prompts.prompt import read_peek
-from router.prompts.shapes import DIFFERS, MOST_RETRY_S, oddities
+from router.prompts.shapes import DIFFERS, MAX_RETRY_S, oddities
 from tests.router.families import prompts
 from tests.router.members.test_verification import USER, World
 
@@ -54,7 +54,7 @@ async def test_odd_requests_in_all_variations_leave_plain_ones_exact(world: Worl
     for more in ("", " ", "\u0301", "\x07", "<|im_end|>", "\\n", "1.5", "\ufb01", "\u202e", "{{", '\\"'):
         for times in range(3):
             answer_with_another_length(world, messages=[USER | {"content": f"\u2028{more * times}a"}])
-        world.now_s += MOST_RETRY_S
+        world.now_s += MAX_RETRY_S
     assert world.send(messages=[USER]).exact
 
 
@@ -70,7 +70,7 @@ async def test_an_odd_request_that_agrees_does_not_excuse_plain_ones_that_differ
     await verify(world, messages=[USER])
     answer_with_another_length(world, messages=[USER])
     assert world.send(messages=[USER]).why_not == DIFFERS, "a difference of a plain request counts for all"
-    world.now_s += MOST_RETRY_S
+    world.now_s += MAX_RETRY_S
     world.send(messages=[USER | {"content": "\x07"}])
     await world.settled()
     assert world.prompt(messages=[USER])[0].why_not == DIFFERS
@@ -84,7 +84,7 @@ async def test_odd_requests_are_exact_again_once_they_agree(world: World) -> Non
     asked = len(world.engine.asked)
     world.send(messages=[ODD])
     assert len(world.engine.asked) == asked, "it is asked again later"
-    world.now_s += MOST_RETRY_S
+    world.now_s += MAX_RETRY_S
     await verify(world, messages=[ODD])
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from api.errors import ApiError
-from api.prompts.template_budget import MOST_SECONDS
-from api.prompts.templates import MOST_BYTES, ChatTemplate, Conversation
+from api.prompts.template_budget import MAX_SECONDS
+from api.prompts.templates import MAX_BYTES, ChatTemplate, Conversation
 
 USER = {"role": "user", "content": "Hello\nyou"}
-BACK_WITHIN_S = 5 * MOST_SECONDS  # of a machine that does other things beside
+BACK_WITHIN_S = 5 * MAX_SECONDS  # of a machine that does other things beside
 LONG = 60_000
 
 
@@ -217,7 +217,7 @@ def test_tools_nested_deep_are_not_indented(depth: int, refused: bool) -> None:
 
 def test_a_gigantic_template_is_not_compiled() -> None:
     with pytest.raises(ValueError, match="has 1048577 characters; at most 1048576 are read"):
-        ChatTemplate("x" * (MOST_BYTES + 1), {}, "t.jinja")
+        ChatTemplate("x" * (MAX_BYTES + 1), {}, "t.jinja")
 
 
 @pytest.mark.parametrize(

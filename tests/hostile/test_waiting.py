@@ -31,7 +31,7 @@ from tests.router.scripted import (
 )
 
 EMBEDDINGS = "/v1/embeddings"
-MOST_TRIES = 8  # of each request within a second: after 0.1, 0.2, 0.4 s, ...
+MAX_TRIES = 8  # of each request within a second: after 0.1, 0.2, 0.4 s, ...
 
 
 async def asked(stack: AsyncExitStack, running: Served, count: int, model: str = MODEL, **fields: Any) -> list[Client]:
@@ -58,7 +58,7 @@ async def test_a_router_without_file_descriptors_does_not_try_again_without_a_pa
             client.send("POST", CHAT, chat("hi"))
         assert {answer.status for answer in await asyncio.gather(*(one.answer() for one in clients))} == {503}
         monkeypatch.undo()
-    assert 10 < tries <= 10 * MOST_TRIES
+    assert 10 < tries <= 10 * MAX_TRIES
 
 
 async def test_a_full_replica_beside_one_for_shorter_prompts_is_not_asked_without_end() -> None:

@@ -25,7 +25,7 @@ ALL_STATES = 0xFFFF_FFFF
 HEADER = struct.Struct("=IHHII")  # nlmsghdr: length, type, flags, sequence, port
 ASK = struct.Struct("=BBxxI48x")  # inet_diag_req_v2: family, protocol, states; no socket in particular
 TOLD = struct.Struct("!BBxxHH16s16s")  # inet_diag_msg: family, state; ports and addresses of this end and its peer
-MOST_BYTES = 2**16  # of a message; the kernel sends less at once
+MAX_BYTES = 2**16  # of a message; the kernel sends less at once
 
 
 class Connection(NamedTuple):
@@ -88,7 +88,7 @@ def _table(kernel: socket.socket) -> Iterator[tuple[str, int, str, int, int]]:
 
 def _answer(kernel: socket.socket) -> Iterator[tuple[str, int, str, int, int]]:
     while True:
-        heard = kernel.recv(MOST_BYTES)
+        heard = kernel.recv(MAX_BYTES)
         while heard:
             size, kind, *_ = HEADER.unpack_from(heard)
             if kind == NLMSG_DONE:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from fleet.control.autoscale import MOST_BUSY
+from fleet.control.autoscale import MAX_BUSY
 from fleet.plan import Autoscale
 from tests.docs.pages import ROOT, blocks
 from tests.k8s.commands import values_of
@@ -55,8 +55,8 @@ def test_targets_are_those_of_a_fleet() -> None:
     found = {figure: float(metadata["threshold"]) for figure, metadata in triggers().items()}
     assert found == {
         "wait_seconds": Autoscale(min=1, max=2).ttft_target_s,
-        "busy_replicas": MOST_BUSY,
-        "held_memory": MOST_BUSY,
+        "busy_replicas": MAX_BUSY,
+        "held_memory": MAX_BUSY,
         "open_requests": 64,
     }
 

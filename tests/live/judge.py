@@ -15,7 +15,7 @@ from tests.live.published import Published
 from tests.live.traffic import Asked, text_of
 
 RANK = re.compile(r"@dp(\d+)$")
-MOST_SHOWN = 5
+MAX_SHOWN = 5
 HEADING = f"{'requests':>8} {'failed':>6} {'exact':>8} {'equal':>8}"
 
 
@@ -52,7 +52,7 @@ class Tally(Struct):
         yield from self.errors
         for kind, count in self.explained.items():
             yield f"wrong: {count}: {kind}"
-        yield from list(self.wrong.values())[:MOST_SHOWN]
+        yield from list(self.wrong.values())[:MAX_SHOWN]
         for doubt, equal in self.doubts.items():
             yield f"not called exact: {len(equal)}, {sum(equal)} of these equal: {doubt}"
 

@@ -29,8 +29,8 @@ from tests.live.traffic import Asked, requests
 BLOCKS = 420
 BUFFER, HWM = 5, 10
 AT_ONCE = 5  # requests between two looks at the router
-MOST_REQUESTS = 1500  # until it has to be exact again
-MOST_FOR_GOOD = 200  # where it will not be
+MAX_REQUESTS = 1500  # until it has to be exact again
+MAX_FOR_GOOD = 200  # where it will not be
 AFTERWARDS = 100  # more requests, once it is
 MANY = 600  # long prompts of another client: enough to fill every queue between engine and router
 
@@ -155,13 +155,13 @@ def measure(name: str, running: Engine, seed: int) -> Measured:
         if event is not late_join:
             if running.kind == SGLang.kind:
                 reset(scene)  # nothing else makes a router exact that came late
-            while not scene.is_exact and scene.sent < MOST_REQUESTS:
+            while not scene.is_exact and scene.sent < MAX_REQUESTS:
                 scene.through(AT_ONCE)
             scene.through(AFTERWARDS)
         event(scene)
         since_s, before = time.monotonic(), scene.sent
         scene.through(1)
-        most = MOST_FOR_GOOD if name in FOR_GOOD.get(running.kind, ()) else MOST_REQUESTS
+        most = MAX_FOR_GOOD if name in FOR_GOOD.get(running.kind, ()) else MAX_REQUESTS
         while not scene.is_exact and scene.sent - before < most:
             scene.through(AT_ONCE)
         took_s, needed = time.monotonic() - since_s if scene.is_exact else math.inf, scene.sent - before

@@ -54,7 +54,7 @@ MODELS = {  # a family of tokenizers, and a template
     "the same in parts": ("qwen", LOOP + AS_JSON),
     "the same with developers": ("llama3", AS_JSON + "{# 'developer' #}"),
 }
-MOST_SHOWN = 5
+MAX_SHOWN = 5
 
 
 class Case(Struct, frozen=True):
@@ -177,7 +177,7 @@ def add(
 
 
 def show(cases: Sequence[Case], tokens: str) -> None:
-    for case in cases[:MOST_SHOWN]:
+    for case in cases[:MAX_SHOWN]:
         print(f"    {case.model}: {tokens}: {json.dumps(case.body)}", flush=True)
 
 

@@ -22,7 +22,7 @@ from tests.replica.models import SMALL, finish, native
 
 SCHEMAS = int(os.environ.get("WARMROUTE_RANDOM_SCHEMAS", "144"))
 TOGETHER = 16
-MOST_TOKENS = 1500
+MAX_TOKENS = 1500
 LENGTH = 2048
 # Keywords of JSON Schema that the schemas are made of. Refused by name: uniqueItems, contains, not, if, then, else,
 # dependentRequired, dependentSchemas, propertyNames, unevaluatedItems, unevaluatedProperties.
@@ -131,7 +131,7 @@ def ask(engine: Engine, asked: dict[int, tuple[Constraint, list[int]]]) -> dict[
         matcher = Matcher(compiler().compile(constraint).deep_copy(), vocabulary())
         assert matcher.follow(output)
         sampling = Sampling(
-            max_tokens=MOST_TOKENS,
+            max_tokens=MAX_TOKENS,
             temperature=1.0,
             seed=number,
             stop_token_ids=vocabulary().eos_ids,

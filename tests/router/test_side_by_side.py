@@ -33,7 +33,7 @@ def test_routers_side_by_side_do_not_herd_on_a_burst(routers: int, over_s: float
 @pytest.mark.parametrize("routers", [2, 4])
 def test_they_do_herd_if_each_takes_itself_for_the_only_one(routers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     counted = imbalance(routers, 0.2)
-    monkeypatch.setattr(load, "MOST_CROWD", 1.0)
+    monkeypatch.setattr(load, "MAX_CROWD", 1.0)
     assert imbalance(routers, 0.2) > counted + 0.06
 
 

@@ -18,7 +18,7 @@ from tests.world.world import World
 
 COLUMNS = "repeatable", "effects", "sent"
 
-MOST_TOLD = 10  # failures of one world
+MAX_TOLD = 10  # failures of one world
 
 
 @click.command()
@@ -57,7 +57,7 @@ def look(seed: int, make: Callable[[int], World] = whole) -> World:
     world = make(seed)
     asked, lasted_s, took_s = len(world.audit.asked), world.loop.elapsed_s, time.monotonic() - began_s
     print(f"seed {seed}: {asked} requests in {lasted_s:.0f} s, which took {took_s:.1f} s", file=sys.stderr)
-    for failure in world.audit.failures[:MOST_TOLD]:
+    for failure in world.audit.failures[:MAX_TOLD]:
         print(f"seed {seed}: {failure}", file=sys.stderr)
     return world
 

@@ -23,9 +23,9 @@ BEGINNING_S = 1_000.0  # of the loop's time: zero stands for "never" in places
 EPOCH_S = 1_800_000_000.0  # what the world's clocks on the wall show then
 OFF = 0.3  # of a grain: at round times, whoever waits for the next one would wait for nothing, and time stand still
 AT_ONCE_S = 0.5e-9  # the loop runs timers that differ by less in one pass, in their order
-MOST_IN_A_THREAD_S = 0.02
+MAX_IN_A_THREAD_S = 0.02
 SETTLES_S = 0.1  # after the end: what is under way then still arrives
-MOST_PASSES = 50_000  # of the loop in one moment
+MAX_PASSES = 50_000  # of the loop in one moment
 
 
 class Livelock(Exception):
@@ -46,9 +46,9 @@ class _Jumps(selectors.SelectSelector):
         if timeout is None:
             raise Deadlock(f"nothing will ever happen after {self.now_s - BEGINNING_S:.6f} s")
         self._passes = 0 if timeout > 0 else self._passes + 1
-        if self._passes > MOST_PASSES:
+        if self._passes > MAX_PASSES:
             self._passes = 0
-            raise Livelock(f"{MOST_PASSES:,} passes of the loop in one moment, {self.now_s - BEGINNING_S:.6f} s")
+            raise Livelock(f"{MAX_PASSES:,} passes of the loop in one moment, {self.now_s - BEGINNING_S:.6f} s")
         self.now_s += max(0.0, timeout)
         return []
 
@@ -92,7 +92,7 @@ class WorldLoop(asyncio.SelectorEventLoop):
             else:
                 future.set_result(result)
 
-        self.call_later(self.chance.random() * MOST_IN_A_THREAD_S, run)
+        self.call_later(self.chance.random() * MAX_IN_A_THREAD_S, run)
         return future
 
     async def create_connection(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:

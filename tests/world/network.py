@@ -22,7 +22,7 @@ HERE: ContextVar["Host"] = ContextVar("host")  # that the running code belongs t
 DELAYS_S = (0.0, 0.0, 0.0001, 0.0001, 0.0002, 0.0005, 0.001, 0.004)  # few values, so that many moments coincide
 SLOW_DELAYS_S = (0.005, 0.05, 0.3)  # of some connections
 WINDOWS = (2_048, 16_384, 65_536, 262_144)  # bytes under way and unread
-MOST_READ = 262_144
+MAX_READ = 262_144
 HIGH_WATER = 65_536
 RESENT_WITHIN_S = 0.4  # after a silence
 FIRST_PORT = 40_000  # of those that connect
@@ -442,7 +442,7 @@ class End(asyncio.Transport):
         if self._paused or self._closing or self._protocol is None:
             return
         if self._unread:
-            size = min(len(self._unread), MOST_READ)
+            size = min(len(self._unread), MAX_READ)
             if size > 1 and self._chance.random() < 0.1:
                 size = self._chance.randrange(1, size)
             data = bytes(self._unread[:size])

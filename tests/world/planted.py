@@ -162,7 +162,7 @@ BUGS = (
 )
 
 
-MOST_SHOWN = 120  # characters of what was found
+MAX_SHOWN = 120  # characters of what was found
 
 
 class _Loader(SourceFileLoader):
@@ -208,7 +208,7 @@ def hunt(bug: Bug, first: int, seconds: float) -> str:
         if failures or took_s > seconds:
             break
     found = f"{tried} | {took_s:.0f} s | {failures[0]}" if failures else f"not in {tried} | {took_s:.0f} s | "
-    return f"| `{bug.name}` | {bug.what} | {found[:MOST_SHOWN]} |"
+    return f"| `{bug.name}` | {bug.what} | {found[:MAX_SHOWN]} |"
 
 
 @click.command()

@@ -17,7 +17,7 @@ from tests.world.network import Host, Network
 
 EVENTS, REPLAY, STATUS, SNAPSHOT = PORTS = 5557, 5558, 5559, 5560
 TOPIC = b"kv"
-MOST_UNSENT_BYTES = 64_000  # to one peer; what comes then is lost to it
+MAX_UNSENT_BYTES = 64_000  # to one peer; what comes then is lost to it
 KEPT_BATCHES = 50  # for replays
 
 
@@ -50,7 +50,7 @@ class _Peer(asyncio.Protocol):
         self._publisher.subscribers[self._port].pop(self, None)
 
     def send(self, frames: Frames) -> None:
-        if self.transport.get_write_buffer_size() < MOST_UNSENT_BYTES:
+        if self.transport.get_write_buffer_size() < MAX_UNSENT_BYTES:
             self.transport.write(message(frames))
 
 

@@ -15,7 +15,7 @@ from router.process.setting_types import SECRET
 
 DEFAULT = "http://127.0.0.1:8000"
 ANSWER_WITHIN_S = 3.0
-MOST_BYTES = 1024 * 1024
+MAX_BYTES = 1024 * 1024
 METRIC = b"warmroute_router:"  # begins the names of a router's metrics, which anyone may read
 
 
@@ -48,7 +48,7 @@ def is_router(url: str) -> bool:
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=ANSWER_WITHIN_S)
     try:
         connection.request("GET", "/metrics")
-        return METRIC in connection.getresponse().read(MOST_BYTES)
+        return METRIC in connection.getresponse().read(MAX_BYTES)
     except (OSError, http.client.HTTPException):
         return False
     finally:

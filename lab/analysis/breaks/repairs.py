@@ -110,7 +110,7 @@ KEY_ORDER = Fault(
     "JSON with its keys in another order",
     "Write JSON with sorted keys and the same separators every time (json.dumps(..., sort_keys=True)).",
 )
-MOST_TRIES = 64  # braces of one text that begin no JSON
+MAX_TRIES = 64  # braces of one text that begin no JSON
 SHORTEST = 24  # letters
 
 _decoder = json.JSONDecoder()
@@ -153,7 +153,7 @@ def with_one_key_order(prompts: Sequence[Prompt]) -> list[Prompt]:
 def _with_documents(text: str) -> Iterator[Part]:
     """Yield a text in parts, of which the outermost objects are documents."""
     at, tries, end = text.find("{"), 0, 0
-    while at >= 0 and tries < MOST_TRIES:
+    while at >= 0 and tries < MAX_TRIES:
         try:
             value, stop = _decoder.raw_decode(text, at)
         except (ValueError, RecursionError):

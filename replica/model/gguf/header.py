@@ -16,12 +16,12 @@ from msgspec import Struct
 MAGIC = b"GGUF"
 LENGTH = struct.Struct("<Q")  # a text's length comes first
 VERSIONS = (2, 3)
-MOST_HEADER_BYTES = 32 * 2**20  # vocabularies of 260,000 tokens take some 8 MB
-MOST_VALUES = 2**20  # the values of one list
-MOST_TENSORS = 2**16
-MOST_DIMENSIONS = 4
+MAX_HEADER_BYTES = 32 * 2**20  # vocabularies of 260,000 tokens take some 8 MB
+MAX_VALUES = 2**20  # the values of one list
+MAX_TENSORS = 2**16
+MAX_DIMENSIONS = 4
 ALIGNMENT = 32  # unless the file says another
-MOST_ALIGNMENT = 2**16
+MAX_ALIGNMENT = 2**16
 F32 = 0  # a tensor's type
 STRING, LIST = 8, 9
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -76,7 +76,7 @@ class _Reader:
     def __init__(self, file: Path, opened: BinaryIO) -> None:
         self._file = file
         self._size = os.fstat(opened.fileno()).st_size
-        self._bytes, self._at = opened.read(MOST_HEADER_BYTES), len(MAGIC)
+        self._bytes, self._at = opened.read(MAX_HEADER_BYTES), len(MAGIC)
 
     def read(self) -> Header:
         if (magic := self._bytes[: len(MAGIC)]) != MAGIC:
@@ -85,17 +85,17 @@ class _Reader:
             )
         if (version := self._number("I")) not in VERSIONS:
             raise ValueError(f"{self._file} is GGUF of version {version}; only 2 and 3, little-endian, are supported")
-        tensors, pairs = self._count(MOST_TENSORS, "tensors"), self._count(MOST_VALUES, "metadata")
+        tensors, pairs = self._count(MAX_TENSORS, "tensors"), self._count(MAX_VALUES, "metadata")
         metadata = {self._string(): self._value() for _ in range(pairs)}
         places = {}
         for _ in range(tensors):
             name, dimensions = self._string(), self._number("I")
-            if not 0 < dimensions <= MOST_DIMENSIONS:
+            if not 0 < dimensions <= MAX_DIMENSIONS:
                 self._damaged(f"a tensor has {dimensions} dimensions")
             columns_first = [self._number("Q") for _ in range(dimensions)]
             places[name] = Tensor(tuple(reversed(columns_first)), self._number("I"), self._number("Q"))
         alignment = metadata.get("general.alignment", ALIGNMENT)
-        if not isinstance(alignment, int) or not 0 < alignment <= MOST_ALIGNMENT:
+        if not isinstance(alignment, int) or not 0 < alignment <= MAX_ALIGNMENT:
             self._damaged(f"general.alignment is {alignment!r:.80}")
         start = -(-self._at // alignment) * alignment
         for name, tensor in places.items():
@@ -108,7 +108,7 @@ class _Reader:
         kind = self._number("I")
         if kind != LIST:
             return self._string() if kind == STRING else self._number(self._code(kind))
-        kind, count = self._number("I"), self._count(MOST_VALUES, "values of a list")
+        kind, count = self._number("I"), self._count(MAX_VALUES, "values of a list")
         if kind == STRING:
             return [self._string() for _ in range(count)]
         values: array[int] | array[float] = array(self._code(kind).replace("?", "B"))

@@ -24,7 +24,7 @@ SAMPLING = {
 }
 # How Llama 3.1 to 3.3 stretch RoPE, whose divisors a GGUF holds instead.
 LOW_FREQ_FACTOR, HIGH_FREQ_FACTOR, ORIGINAL_POSITIONS = 1.0, 4.0, 8192
-MOST_DIVISORS, MOST_FACTOR = 4096, 2.0**20
+MAX_DIVISORS, MAX_FACTOR = 4096, 2.0**20
 
 
 def write_texts(file: Path, folder: Path) -> None:
@@ -106,12 +106,12 @@ def _quickest() -> str:
 
 
 def _llama3_scaling(header: Header, tensor: Tensor, count: int, theta: float) -> dict[str, Any]:
-    if tensor.type != F32 or tensor.shape != (count,) or count > MOST_DIVISORS:
+    if tensor.type != F32 or tensor.shape != (count,) or count > MAX_DIVISORS:
         raise header.refused(f"rope_freqs.weight has the type {tensor.type} and the shape {tensor.shape}; {ELSEWHERE}")
     with header.file.open("rb") as opened:
         opened.seek(tensor.start)
         divisors = struct.unpack(f"<{count}f", opened.read(4 * count).ljust(4 * count, b"\0"))
-    factor = min(max(*divisors, 1.0), MOST_FACTOR)
+    factor = min(max(*divisors, 1.0), MAX_FACTOR)
     rotations = [ORIGINAL_POSITIONS * theta ** (-i / len(divisors)) / math.tau for i in range(len(divisors))]
     shares = [(r - LOW_FREQ_FACTOR) / (HIGH_FREQ_FACTOR - LOW_FREQ_FACTOR) for r in rotations]
     kept = [min(max(share, 0.0), 1.0) for share in shares]

@@ -23,9 +23,9 @@ TIMEOUT_S = 10.0  # a router that takes longer hangs
 KEY_HINT = "--admin-key or WARMROUTE_ADMIN_KEY"
 ROUTER = asking.ROUTER._replace(key=f"see {KEY_HINT}")
 PREFIXES_EVERY_S, EARLY_S = 3.0, 0.5  # the router builds a tree for each answer, and the tree changes slowly
-MOST_PREFIXES = 200
-MOST_CANDIDATES = 20_000  # the limit for one answer: each decision names every replica of its model
-FEWEST_DECISIONS, MOST_DECISIONS = 20, 200
+MAX_PREFIXES = 200
+MAX_CANDIDATES = 20_000  # the limit for one answer: each decision names every replica of its model
+FEWEST_DECISIONS, MAX_DECISIONS = 20, 200
 
 POLLING_SHARE = 0.1  # the largest share of the time: a router that answers slowly is asked less often
 REFUSED_EVERY_S = 10.0  # the router counts each request that it refuses
@@ -112,8 +112,8 @@ class Poller:
             rows = replica_rows(replicas, self._history)
             return seen._replace(replicas=rows, total=self._history.recent(*(row.key for row in rows)), at_s=now_s)
         if path == PREFIXES:
-            return seen._replace(prefixes=prefix_rows(get(f"{path}?limit={MOST_PREFIXES}", Shared).prefixes))
-        limit = min(MOST_DECISIONS, max(FEWEST_DECISIONS, MOST_CANDIDATES // max(1, len(seen.replicas))))
+            return seen._replace(prefixes=prefix_rows(get(f"{path}?limit={MAX_PREFIXES}", Shared).prefixes))
+        limit = min(MAX_DECISIONS, max(FEWEST_DECISIONS, MAX_CANDIDATES // max(1, len(seen.replicas))))
         decisions = get(f"{path}?limit={limit}", DecisionList).decisions
         return seen._replace(decisions=[Row(f"{one.request_id} {one.ts}", one) for one in decisions])
 

@@ -24,7 +24,7 @@ READ = frozenset(
         "warmroute:unreferenced_blocks",
     }
 )
-MOST_COUNTED = 2.0**31
+MAX_COUNTED = 2.0**31
 
 
 class MetricsDelta:
@@ -117,7 +117,7 @@ def _cache_size(metrics: Samples) -> tuple[int, int]:
 
 def _count(value: float | None) -> int:
     """The value of a gauge that counts; 0 if it cannot be one."""
-    return int(value) if value is not None and 0 <= value < MOST_COUNTED else 0
+    return int(value) if value is not None and 0 <= value < MAX_COUNTED else 0
 
 
 def _evicted(change: MetricsDelta, block_tokens: int, index: tuple[float, float] | None) -> float | None:

@@ -22,7 +22,7 @@ from router.workers.colleagues import Answer
 
 log = logging.getLogger(__name__)
 
-MOST_SHOWN = 256  # characters of a method, or of a target that is none, in the access log
+MAX_SHOWN = 256  # characters of a method, or of a target that is none, in the access log
 
 
 @dataclass(eq=False)
@@ -93,10 +93,10 @@ def scope_of(asked: RequestHeaders) -> Scope:
     headers: list[Header] = [header for header in asked.headers if not header[0].startswith(b":")]
     target = pseudo.get(b":path", b"")
     forwarded = value_of(headers, b"x-forwarded-for") or b""  # the client as the gateway names it, for the access log
-    client = forwarded.rpartition(b",")[2].strip()[:MOST_SHOWN].decode("latin-1")
+    client = forwarded.rpartition(b",")[2].strip()[:MAX_SHOWN].decode("latin-1")
     return scope_with(
-        pseudo.get(b":method", b"")[:MOST_SHOWN].decode("latin-1"),
-        target[:MOST_SHOWN].decode("latin-1"),
+        pseudo.get(b":method", b"")[:MAX_SHOWN].decode("latin-1"),
+        target[:MAX_SHOWN].decode("latin-1"),
         target,
         scheme=pseudo.get(b":scheme", b"http").decode("latin-1"),
         headers=headers,

@@ -12,7 +12,7 @@ from router.http.picker.conversation import Conversation
 from router.http.picker.gateway import Gateway
 from router.http.picker.wire import (
     HEALTH_SERVICE,
-    MOST_BESIDE_BYTES,
+    MAX_BESIDE_BYTES,
     SERVICE,
     HealthCheckRequest,
     HealthCheckResponse,
@@ -21,7 +21,7 @@ from router.http.picker.wire import (
 
 SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
 WATCH_LOOK_S = 0.25
-MOST_WATCHERS = 8
+MAX_WATCHERS = 8
 LIVENESS, READINESS = "liveness", "readiness"  # names that the Inference Extension asks by, beside that of the service
 PING_MS, PONG_MS = 60_000, 20_000  # a gateway whose machine is lost is noticed
 LEAST_PAUSE_MS = 5000  # between pings of a gateway: gRPC's own limit of 300 s would end all streams of one that pings
@@ -40,8 +40,8 @@ class PickerServer:
             maximum_concurrent_rpcs=limits.connections + limits.spare_connections,  # the others are for probes
             options=[
                 ("grpc.so_reuseport", 0),
-                ("grpc.max_receive_message_length", config.max_body_bytes + MOST_BESIDE_BYTES),
-                ("grpc.max_send_message_length", config.max_body_bytes + MOST_BESIDE_BYTES),
+                ("grpc.max_receive_message_length", config.max_body_bytes + MAX_BESIDE_BYTES),
+                ("grpc.max_send_message_length", config.max_body_bytes + MAX_BESIDE_BYTES),
                 ("grpc.keepalive_time_ms", PING_MS),
                 ("grpc.keepalive_timeout_ms", PONG_MS),
                 ("grpc.keepalive_permit_without_calls", 1),
@@ -88,8 +88,8 @@ class PickerServer:
 
     async def _watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
         """Yield the status now, and at each change, until the caller leaves or this server ends."""
-        if self._watchers >= MOST_WATCHERS:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MOST_WATCHERS} callers watch already; use Check")
+        if self._watchers >= MAX_WATCHERS:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_WATCHERS} callers watch already; use Check")
         self._watchers += 1
         told = None
         try:

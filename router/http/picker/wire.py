@@ -126,8 +126,8 @@ ENDPOINT = "x-gateway-destination-endpoint"
 SERVED = "x-gateway-destination-endpoint-served"
 SUBSET_HINT, SUBSET = "envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset"
 OVERWRITE, APPEND = 2, 0  # HeaderAppendAction
-MOST_STATUS = 599
-MOST_READ = 1000  # headers of a message; the router takes far fewer
+MAX_STATUS = 599
+MAX_READ = 1000  # headers of a message; the router takes far fewer
 
 _NAME = re.compile(rb":?[!#$%&'*+\-.^_`|~0-9a-z]+")  # RFC 9110, 5.6.2
 _BREAKS = re.compile(rb"[\r\n\0]")
@@ -154,13 +154,13 @@ def read(raw: bytes) -> Message:
         return RequestBody(message.request_body.body, message.request_body.end_of_stream)
     if message.HasField("request_trailers"):
         trailers = message.request_trailers.trailers
-        if len(trailers.headers) > MOST_READ:
-            raise ValueError(f"{len(trailers.headers):,} trailers; at most {MOST_READ:,} are taken")
+        if len(trailers.headers) > MAX_READ:
+            raise ValueError(f"{len(trailers.headers):,} trailers; at most {MAX_READ:,} are taken")
         return RequestTrailers(tuple(dict.fromkeys(name for name, _ in _headers(trailers))))
     if message.HasField("response_headers"):
         given = list(_headers(message.response_headers.headers))
         status = next((value for name, value in given if name == b":status"), b"")
-        if not (status.isdigit() and len(status) == 3 and 100 <= int(status) <= MOST_STATUS):
+        if not (status.isdigit() and len(status) == 3 and 100 <= int(status) <= MAX_STATUS):
             raise ValueError(f"the answer's :status is {status[:20]!r}; it must be a number of three digits")
         served = _metadata(message, LB, SERVED)
         address = served.string_value if served is not None and served.HasField("string_value") else None
@@ -174,7 +174,7 @@ def read(raw: bytes) -> Message:
 
 
 def _headers(given: Any) -> Iterator[Header]:
-    for header in islice(given.headers, MOST_READ):
+    for header in islice(given.headers, MAX_READ):
         name, value = header.key.encode().lower(), header.raw_value or header.value.encode()
         if not _NAME.fullmatch(name):
             raise ValueError(f"{name[:50]!r} is no name of a header")
@@ -247,8 +247,8 @@ def _set(made: Any, headers: Iterable[Header]) -> None:
 # ---- what a message has beside a body, bounded before it is decoded: headers take two bytes there, and many more here
 
 
-MOST_BESIDE_BYTES = 256 * 1024  # headers and metadata
-MOST_FIELDS = 1000  # a usual message has three
+MAX_BESIDE_BYTES = 256 * 1024  # headers and metadata
+MAX_FIELDS = 1000  # a usual message has three
 BODIES = frozenset(MESSAGES["ProcessingRequest"][name][0] for name in ("request_body", "response_body"))
 
 LONGEST_VARINT = 10
@@ -256,7 +256,7 @@ LONGEST_VARINT = 10
 
 def check_sizes(raw: bytes) -> None:
     """Raise ValueError if so many bytes are no part of a body."""
-    if len(raw) <= MOST_BESIDE_BYTES:
+    if len(raw) <= MAX_BESIDE_BYTES:
         return
     at = beside = fields = 0
     while at < len(raw):
@@ -275,8 +275,8 @@ def check_sizes(raw: bytes) -> None:
             case kind:
                 raise ValueError(f"the message has a field of the wire type {kind}")
         beside += 0 if tag >> 3 in BODIES else at - start
-        if beside > MOST_BESIDE_BYTES or fields > MOST_FIELDS:
-            raise ValueError(f"the message has more than {MOST_BESIDE_BYTES:,} bytes beside a body; send less")
+        if beside > MAX_BESIDE_BYTES or fields > MAX_FIELDS:
+            raise ValueError(f"the message has more than {MAX_BESIDE_BYTES:,} bytes beside a body; send less")
 
 
 def _varint(raw: bytes, at: int) -> tuple[int, int]:

@@ -33,9 +33,9 @@ PAGE = 500  # objects
 TOKEN = re.compile(rb"[!-~]+")
 PAUSE_S = 0.2  # before the next watch, in case watches end at once
 FIRST_BACKOFF_S = 0.05
-MOST_BACKOFF_S = 0.5  # reconnect within a second once the server is back
-MOST_RELIST_S = 5.0  # a server that answers but starts no watch is asked for long lists
-MOST_RETRY_AFTER_S = 10.0
+MAX_BACKOFF_S = 0.5  # reconnect within a second once the server is back
+MAX_RELIST_S = 5.0  # a server that answers but starts no watch is asked for long lists
+MAX_RETRY_AFTER_S = 10.0
 # A dead machine closes no connection: the kernel notices after 10 s of silence.
 KEEPALIVE = {"TCP_KEEPIDLE": 4, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 10_000}
 
@@ -66,8 +66,8 @@ class KubernetesWatch(Source, Generic[Made]):
         self._cluster = cluster
         self._collection = collection
         self._watch_s = watch_s
-        self._backoff = backoff or Backoff(FIRST_BACKOFF_S, MOST_BACKOFF_S)
-        self._relist = Backoff(most_s=MOST_RELIST_S)  # reset by changes and by a watch that starts
+        self._backoff = backoff or Backoff(FIRST_BACKOFF_S, MAX_BACKOFF_S)
+        self._relist = Backoff(most_s=MAX_RELIST_S)  # reset by changes and by a watch that starts
         self._listed = False
 
     async def watch(self) -> AsyncGenerator[dict[str, Made], None]:
@@ -202,7 +202,7 @@ def client_of(cluster: Cluster, read_s: float) -> httpx2.AsyncClient:
 
 def retry_after_s(response: httpx2.Response) -> float:
     value = response.headers.get("retry-after", "")
-    return min(float(value), MOST_RETRY_AFTER_S) if value.isascii() and value.isdigit() else 0.0
+    return min(float(value), MAX_RETRY_AFTER_S) if value.isascii() and value.isdigit() else 0.0
 
 
 # ---- replicas of an InferencePool: the pods that it selects, at its ports, however both change

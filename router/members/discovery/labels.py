@@ -20,7 +20,7 @@ TEXTS = {"engine": "engine", "model": "model", "role": "role", "topic": "topic"}
 NUMBERS = {"block-size": "block_size", "max-model-len": "max_model_len"}
 PORTS = {f"{name}-port": name for name in (HTTP, *SOCKETS)}
 KEYS = (*TEXTS, *NUMBERS, "adapters", "resume", *PORTS)
-MOST_PORT = 65535
+MAX_PORT = 65535
 ROLES = get_args(Role)
 # A user who may create pods need not have access to the router's secrets and files.
 WITHHELD = {
@@ -84,7 +84,7 @@ def annotations_in(values: Mapping[str, str]) -> Annotations:
         if (resume := values["resume"]) not in ("true", "false"):
             raise BadSpec(f"{PREFIX}resume is {resume!r}; write true or false")
         fields["resume"] = resume == "true"
-    ports = {PORTS[key]: _whole(key, value, MOST_PORT) for key, value in values.items() if key in PORTS}
+    ports = {PORTS[key]: _whole(key, value, MAX_PORT) for key, value in values.items() if key in PORTS}
     return Annotations(fields, ports, has_events)
 
 

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct, field
 
 from router.members.discovery.collection import Collection, Kind
-from router.members.discovery.labels import MOST_PORT, Metadata, Values
+from router.members.discovery.labels import MAX_PORT, Metadata, Values
 from router.members.discovery.pods import selector_of
 from router.prompts.model_rewrites import Rules
 
 GROUP = "inference.networking.k8s.io"
-MOST_PORTS = 8  # the kind's own limit
+MAX_PORTS = 8  # the kind's own limit
 EXACT = "Exact"  # the only type of a rewrite's match
 NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
@@ -57,13 +57,9 @@ def pool_of(namespace: str, name: str) -> Collection[InferencePool, Target]:
 
 def target_of(pool: InferencePool) -> Target:
     name, ports = pool.metadata.name, [port.number for port in pool.spec.target_ports]
-    if (
-        not 0 < len(ports) <= MOST_PORTS
-        or len(set(ports)) < len(ports)
-        or not all(0 < one <= MOST_PORT for one in ports)
-    ):
-        advice = f"write 1 to {MOST_PORTS} different ones, from 1 to {MOST_PORT}"
-        return Target(name, unusable=f"its targetPorts are {ports[: MOST_PORTS + 1]}; {advice}")
+    if not 0 < len(ports) <= MAX_PORTS or len(set(ports)) < len(ports) or not all(0 < one <= MAX_PORT for one in ports):
+        advice = f"write 1 to {MAX_PORTS} different ones, from 1 to {MAX_PORT}"
+        return Target(name, unusable=f"its targetPorts are {ports[: MAX_PORTS + 1]}; {advice}")
     try:
         return Target(name, selector_of(pool.spec.selector.match_labels), tuple(ports))
     except ValueError as error:

@@ -4,9 +4,9 @@ from collections import deque
 
 from msgspec import Struct
 
-MOST_BLOCKS = 200_000  # keys of all together; 8 MB at the most
+MAX_BLOCKS = 200_000  # keys of all together; 8 MB at the most
 TEXT_BYTES = 4096  # the text that is kept of each
-MOST_TEXT_BYTES = 16 * 2**20  # bytes of all texts together
+MAX_TEXT_BYTES = 16 * 2**20  # bytes of all texts together
 
 
 class RecentPrompt(Struct, frozen=True, gc=False):
@@ -30,12 +30,12 @@ class RecentPrompts:
 
     def add(self, routed: RecentPrompt) -> None:
         """Remember a prompt, unless it has no full block or would take all the space."""
-        if not 0 < len(routed.keys) <= MOST_BLOCKS:
+        if not 0 < len(routed.keys) <= MAX_BLOCKS:
             return
         self._routed.append(routed)
         self._blocks += len(routed.keys)
         self._text_bytes += len(routed.text or b"")
-        while len(self._routed) > self.most_prompts or self._blocks > MOST_BLOCKS or self._text_bytes > MOST_TEXT_BYTES:
+        while len(self._routed) > self.most_prompts or self._blocks > MAX_BLOCKS or self._text_bytes > MAX_TEXT_BYTES:
             oldest = self._routed.popleft()
             self._blocks -= len(oldest.keys)
             self._text_bytes -= len(oldest.text or b"")
@@ -46,5 +46,5 @@ class RecentPrompts:
 
     def check(self) -> None:
         assert len(self._routed) <= self.most_prompts
-        assert self._blocks == sum(len(one.keys) for one in self._routed) <= MOST_BLOCKS
-        assert self._text_bytes == sum(len(one.text or b"") for one in self._routed) <= MOST_TEXT_BYTES
+        assert self._blocks == sum(len(one.keys) for one in self._routed) <= MAX_BLOCKS
+        assert self._text_bytes == sum(len(one.text or b"") for one in self._routed) <= MAX_TEXT_BYTES

@@ -10,9 +10,9 @@ from msgspec import Struct
 
 from api.retention import Retain
 
-MOST_PREFIXES = 1024  # the one that was used longest ago is forgotten for one more
-MOST_OF_OPERATORS = 256  # the most of these; one more is refused
-MOST_BYTES = 16 * 2**20  # the token ids of those together, which are kept to end them
+MAX_PREFIXES = 1024  # the one that was used longest ago is forgotten for one more
+MAX_OF_OPERATORS = 256  # the most of these; one more is refused
+MAX_BYTES = 16 * 2**20  # the token ids of those together, which are kept to end them
 
 
 class RetainedPrefix(Struct, eq=False):
@@ -70,18 +70,18 @@ class RetainedPrefixes:
 
     def _forget_more(self) -> None:
         """Forget clients' that were used longest ago: operators may have fewer than all."""
-        while len(self._prefixes) > MOST_PREFIXES:
+        while len(self._prefixes) > MAX_PREFIXES:
             del self._prefixes[next(key for key, prefix in self._prefixes.items() if not prefix.is_operators)]
 
     def check_room(self, key: int, packed: bytes, now_s: float) -> None:
         """Raise Full if an operator may not retain this as well."""
         self.expire(now_s)
         others = [prefix for prefix in self._prefixes.values() if prefix.is_operators and prefix.key != key]
-        if len(others) >= MOST_OF_OPERATORS:
+        if len(others) >= MAX_OF_OPERATORS:
             raise Full(f"{len(others)} prefixes are retained by operators, and no more may be; end one")
         size = sum(len(prefix.packed) for prefix in others) + len(packed)
-        if size > MOST_BYTES:
-            raise Full(f"with this one operators retain {size // 4:,} tokens; at most {MOST_BYTES // 4:,}: end one")
+        if size > MAX_BYTES:
+            raise Full(f"with this one operators retain {size // 4:,} tokens; at most {MAX_BYTES // 4:,}: end one")
 
     def retain(self, prefix: RetainedPrefix) -> None:
         """Remember an operator's, in place of what is known of the same one."""
@@ -112,8 +112,8 @@ class RetainedPrefixes:
         return list(self._prefixes.values())[::-1]
 
     def check(self) -> None:
-        assert len(self._prefixes) <= MOST_PREFIXES
+        assert len(self._prefixes) <= MAX_PREFIXES
         operators = [prefix for prefix in self._prefixes.values() if prefix.is_operators]
-        assert len(operators) <= MOST_OF_OPERATORS
-        assert sum(len(prefix.packed) for prefix in operators) <= MOST_BYTES
+        assert len(operators) <= MAX_OF_OPERATORS
+        assert sum(len(prefix.packed) for prefix in operators) <= MAX_BYTES
         assert all(prefix.key == key for key, prefix in self._prefixes.items())

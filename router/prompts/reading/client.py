@@ -29,8 +29,8 @@ from router.prompts.reading.messages import (
 QUICK_BODY_BYTES = 24 * 1024  # always parsed in the event loop
 # The most that a longer body may have to be read there, too. A comma or a bracket within a text counts as well.
 LONG_BODY_BYTES = 256 * 1024
-MOST_COMMAS = 32 * 1024
-MOST_NESTED = 4 * 1024  # lists and objects
+MAX_COMMAS = 32 * 1024
+MAX_NESTED = 4 * 1024  # lists and objects
 LONG_EVENT_BYTES = 4 * 1024 * 1024  # of a replica's stream; the first one may have the token ids of a long prompt
 READ_LIMIT_S = 20.0
 PIPE_BYTES = 1024 * 1024  # an answer's bytes that wait before more is read
@@ -60,16 +60,16 @@ def is_quick(body: bytes | bytearray) -> bool:
     """Tell whether the body can be parsed within milliseconds, judged by its size and the number of its values."""
     if len(body) <= QUICK_BODY_BYTES:
         return True
-    if len(body) > LONG_BODY_BYTES or (len(body) > MOST_COMMAS and body.count(b",") > MOST_COMMAS):
+    if len(body) > LONG_BODY_BYTES or (len(body) > MAX_COMMAS and body.count(b",") > MAX_COMMAS):
         return False
-    return body.count(b"[") + body.count(b"{") <= MOST_NESTED
+    return body.count(b"[") + body.count(b"{") <= MAX_NESTED
 
 
 def is_quick_event(event: bytes) -> bool:
     """The same for an event of a replica's stream, which may have more numbers than a body of a client."""
     if len(event) <= QUICK_BODY_BYTES:
         return True
-    return len(event) <= LONG_EVENT_BYTES and event.count(b"[") + event.count(b"{") <= MOST_NESTED
+    return len(event) <= LONG_EVENT_BYTES and event.count(b"[") + event.count(b"{") <= MAX_NESTED
 
 
 class Reading:

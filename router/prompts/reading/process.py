@@ -53,9 +53,9 @@ from router.prompts.reading.messages import (
 )
 from router.prompts.tokens import TokenCounts, Tokens
 
-MOST_BYTES = 2 * LARGEST_BODY_BYTES  # the memory for one body: itself, all that is built of it and its prompt
-MOST_FIELD_BYTES = 64 * 1024  # all fields but the contents: the router keeps them
-MOST_TEXT_KEYS = 16 * 1024  # no replica is taken to hold more approximate blocks
+MAX_BYTES = 2 * LARGEST_BODY_BYTES  # the memory for one body: itself, all that is built of it and its prompt
+MAX_FIELD_BYTES = 64 * 1024  # all fields but the contents: the router keeps them
+MAX_TEXT_KEYS = 16 * 1024  # no replica is taken to hold more approximate blocks
 NICENESS = 5  # the router's other clients, and replicas beside it, come first
 MODELS = 4  # models whose tokenizers are kept, each with
 CACHE_BYTES = 32 * 1024 * 1024  # the memory for token ids of earlier messages of long conversations
@@ -89,7 +89,7 @@ _decode_forwarded = msgspec.json.Decoder(_Forwarded).decode
 
 
 class Process:
-    def __init__(self, source: BinaryIO, sink: BinaryIO, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, source: BinaryIO, sink: BinaryIO, most_bytes: int = MAX_BYTES) -> None:
         self._source = source
         self._sink = sink
         self._most_bytes = most_bytes
@@ -116,8 +116,8 @@ class Process:
         body = self._read(asked.size)
         apart = take_apart(body) if asked.whole else None
         found = found_in(apart) if asked.whole else found_to_forward(body, names=asked.names)
-        if len(msgspec.msgpack.encode(found)) > MOST_FIELD_BYTES:
-            raise invalid(f"the fields beside messages, prompt and tools have more than {MOST_FIELD_BYTES:,} bytes")
+        if len(msgspec.msgpack.encode(found)) > MAX_FIELD_BYTES:
+            raise invalid(f"the fields beside messages, prompt and tools have more than {MAX_FIELD_BYTES:,} bytes")
         self._send(found)
         wanted = self._receive()
         if isinstance(wanted, Salt):
@@ -144,7 +144,7 @@ class Process:
         if reads_text and not APIS[make.api].is_inner and (shown := peek_of(make.api, body, peek.model)) is not None:
             peek.messages = shown.messages
         prompt = tokens.draft(make.api, body, peek, make.lora, make.salt, make.max_model_len).finish()
-        keys = prompt.keys(APPROXIMATE)[:MOST_TEXT_KEYS] if reads_text else None
+        keys = prompt.keys(APPROXIMATE)[:MAX_TEXT_KEYS] if reads_text else None
         changed, has_salt = sent(body, peek, make)
         return Made(
             body=changed,

@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from events.sockets.zmtp import COMMAND, GREETING, MORE, MOST_PARTS, Zmtp, ZmtpError, frame, message
+from events.sockets.zmtp import COMMAND, GREETING, MAX_PARTS, MORE, Zmtp, ZmtpError, frame, message
 
 READY = frame(b"\x05READY\x0bSocket-Type\x00\x00\x00\x03PUB\x08Identity\x00\x00\x00\x00", COMMAND)
-MOST_BYTES = 1000
+MAX_BYTES = 1000
 
 
 def subscriber() -> Zmtp:
-    made = Zmtp(b"SUB", MOST_BYTES)
+    made = Zmtp(b"SUB", MAX_BYTES)
     made.feed(GREETING + READY)
     assert made.take(10) == [] and made.ready
     return made
@@ -24,7 +24,7 @@ def subscriber() -> Zmtp:
 )
 def test_messages_are_the_same_however_they_are_cut(messages: list[list[bytes]], cuts: list[int], turn: int) -> None:
     sent = GREETING + READY + b"".join(frame(b"\x07UNKNOWN", COMMAND) + message(parts) for parts in messages)
-    zmtp, received = Zmtp(b"SUB", MOST_BYTES), []
+    zmtp, received = Zmtp(b"SUB", MAX_BYTES), []
     while sent:
         cut = cuts.pop() if cuts else len(sent)
         zmtp.feed(sent[:cut])
@@ -45,8 +45,8 @@ def test_a_heartbeat_is_answered_with_its_context() -> None:
 @pytest.mark.parametrize(
     ("sent", "why"),
     [
-        (frame(b"", MORE) * MOST_PARTS, f"more than {MOST_PARTS} parts"),
-        (bytes([2]) + (MOST_BYTES + 1).to_bytes(8, "big"), "more than 1,000 bytes"),
+        (frame(b"", MORE) * MAX_PARTS, f"more than {MAX_PARTS} parts"),
+        (bytes([2]) + (MAX_BYTES + 1).to_bytes(8, "big"), "more than 1,000 bytes"),
         (frame(bytes(600), MORE) + frame(bytes(401))[:9], "more than 1,000 bytes"),
         (bytes([COMMAND | 2]) + b"\xff" * 8, "more than 1,000 bytes"),
         (frame(b"\x05ERROR\x06get out", COMMAND), "get out"),
@@ -73,7 +73,7 @@ def test_what_is_too_much_ends_the_connection_before_it_is_read(sent: bytes, why
     ],
 )
 def test_another_handshake_is_none(sent: bytes) -> None:
-    zmtp = Zmtp(b"SUB", MOST_BYTES)
+    zmtp = Zmtp(b"SUB", MAX_BYTES)
     zmtp.feed(sent)
     with pytest.raises(ZmtpError):
         zmtp.take(10)

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from events.tool.words import printable_lines
 from lab.bench.client import Outcome
 from lab.chat.answers import LONGEST_ANSWER, Answer, figures
-from lab.chat.conversation import MOST_FILE_BYTES
+from lab.chat.conversation import MAX_FILE_BYTES
 from lab.commands.chat import chat
 from router.tenants.keys import Key, digest_of
 from tests.events.processes import DEADLINE_S
@@ -214,7 +214,7 @@ def test_what_an_endpoint_does_not_tell_is_left_out() -> None:
 async def test_files_that_are_no_document_are_refused(kind: str, router: Served, tmp_path: Path) -> None:
     path, why = tmp_path / "file", "is not a file"
     if kind == "large":
-        path.write_bytes(b"a" * (MOST_FILE_BYTES + 1))
+        path.write_bytes(b"a" * (MAX_FILE_BYTES + 1))
         why = "is larger than 1,048,576 bytes"
     elif kind == "binary":
         path.write_bytes(b"\xff\xfe")

@@ -11,14 +11,14 @@ import pytest
 from lab.shadow.incoming import Mirror
 
 CHAT = "/v1/chat/completions"
-MOST_BODY, MOST, MOST_QUEUED = 100, 250, 3
+MAX_BODY, MOST, MAX_QUEUED = 100, 250, 3
 WITHIN_S = 10.0
 
 
 class Copies:
     def __init__(self) -> None:
         self.skipped: Counter[str] = Counter()
-        self.mirror = Mirror(MOST_BODY, MOST, self.skipped, most_queued=MOST_QUEUED)
+        self.mirror = Mirror(MAX_BODY, MOST, self.skipped, most_queued=MAX_QUEUED)
 
 
 @asynccontextmanager
@@ -58,7 +58,7 @@ async def test_requests_that_generate_nothing_are_answered_and_not_taken(method:
 async def test_a_body_over_the_limit_is_counted() -> None:
     copies = Copies()
     async with client(copies) as http:
-        answer = await http.post(CHAT, content=b"x" * (MOST_BODY + 1))
+        answer = await http.post(CHAT, content=b"x" * (MAX_BODY + 1))
     assert (answer.status_code, answer.headers["connection"]) == (413, "close")
     assert copies.skipped == {"too large": 1}
 
@@ -67,11 +67,11 @@ async def test_what_the_queue_has_no_room_for_is_counted() -> None:
     copies = Copies()
     async with client(copies) as http:
         for _ in range(4):
-            assert (await http.post(CHAT, content=b"x" * MOST_BODY)).status_code == 204
+            assert (await http.post(CHAT, content=b"x" * MAX_BODY)).status_code == 204
         assert copies.skipped == {"no room": 2}
         await taken(copies)
-        for _ in range(MOST_QUEUED):
+        for _ in range(MAX_QUEUED):
             await http.post(CHAT, content=b"")
     assert copies.skipped == {"no room": 3}
     copies.mirror.end()
-    assert copies.skipped == {"no room": 3, "left in the queue": MOST_QUEUED}
+    assert copies.skipped == {"no room": 3, "left in the queue": MAX_QUEUED}

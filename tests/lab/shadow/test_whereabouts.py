@@ -1,6 +1,6 @@
 """Requests are located by the replica that stores their last block."""
 
-from lab.shadow.placing import MOST_SOUGHT, WITHIN_S, Record, Whereabouts
+from lab.shadow.placing import MAX_SOUGHT, WITHIN_S, Record, Whereabouts
 from tests.lab.shadow.records import record
 
 NAMES = ["a", "b", "c"]
@@ -80,6 +80,6 @@ def test_a_later_request_is_not_given_what_an_earlier_one_stored() -> None:
 
 def test_only_so_many_are_sought_at_once() -> None:
     caches = Caches()
-    for key in range(MOST_SOUGHT + 5):
+    for key in range(MAX_SOUGHT + 5):
         caches.sought(key)
-    assert len(caches.whereabouts) == MOST_SOUGHT
+    assert len(caches.whereabouts) == MAX_SOUGHT

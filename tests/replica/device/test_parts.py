@@ -10,7 +10,7 @@ from replica.cache.chain import Chain
 from replica.device.accelerator import Memory, Span
 from replica.device.block_tables import UPDATE_BYTES, BlockTables, DeviceTables
 from replica.device.build import GRAPH_BYTES, Needs, blocks_that_fit, graphs_bytes
-from replica.device.graph_sizes import LEAST_MIXED, MOST_MIXED, decode_sizes, mixed_sizes, size_for
+from replica.device.graph_sizes import LEAST_MIXED, MAX_MIXED, decode_sizes, mixed_sizes, size_for
 from replica.device.inputs import TYPES, Counts, Staging, length_of, packed, places_of
 from replica.device.orders import Size
 from replica.messages import Sampling
@@ -164,7 +164,7 @@ LARGE, SMALL = 200_000_000, 20_000_000  # parameters of a layer
 @pytest.mark.parametrize("largest", [1, 15, 16, 40, 64, 300, 512, 1900, 16_384])
 def test_steps_with_prompts_have_one_of_their_own(largest: int) -> None:
     sizes = mixed_sizes(largest, SMALL)
-    assert sizes == tuple(sorted(set(sizes))) and sizes[-1] == min(largest, MOST_MIXED)
+    assert sizes == tuple(sorted(set(sizes))) and sizes[-1] == min(largest, MAX_MIXED)
     for rows in range(1, sizes[-1] + 1):
         size = size_for(sizes, rows)
         assert size is not None and rows <= size <= max(16, rows + 63, rows * 5 // 4)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from replica.disk.record import GROUP_SLOTS, MOST_IDENTITY, PAGE, Record
+from replica.disk.record import GROUP_SLOTS, MAX_IDENTITY, PAGE, Record
 from tests.replica.disk.disks import NUM_SLOTS, PAYLOAD_BYTES, in_place_of, opened, payload, read, record, write
 
 CHAIN = [record(identity, identity - 1, b"salt" if identity == 1 else None) for identity in range(1, NUM_SLOTS + 1)]
@@ -46,10 +46,10 @@ def test_a_new_file_holds_nothing_and_has_its_room(tmp_path: Path) -> None:
 
 
 def test_new_identities_are_above_all_numbers_in_the_file_and_the_clock(tmp_path: Path) -> None:
-    orphan = record(MOST_IDENTITY - 1, 7)  # of which recovery says nothing else
+    orphan = record(MAX_IDENTITY - 1, 7)  # of which recovery says nothing else
     with opened(tmp_path) as file:
         now_ns = time.time_ns()
-        assert now_ns <= file.recover().last_identity < MOST_IDENTITY // 2
+        assert now_ns <= file.recover().last_identity < MAX_IDENTITY // 2
         assert write(file, 0, orphan)
         assert file.recover() == ([], orphan.identity)
 

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from replica.disk.record import GROUP_SLOTS, MOST_IDENTITY, PAGE, FileLayout, Head, Header, Record, file_fingerprint
+from replica.disk.record import GROUP_SLOTS, MAX_IDENTITY, PAGE, FileLayout, Head, Header, Record, file_fingerprint
 
 LAYOUT = FileLayout(block_size=2, payload_bytes=5000)
 GENERATION = 77
-identities = st.integers(1, MOST_IDENTITY - 1)
+identities = st.integers(1, MAX_IDENTITY - 1)
 digests = st.binary(min_size=16, max_size=16)
 exacts = st.none() | st.binary(max_size=LAYOUT.most_exact_bytes)
 
@@ -51,7 +51,7 @@ def test_half_of_a_header_is_no_header(header: Header, older: Header, cut: int) 
 
 
 @pytest.mark.parametrize(
-    ("identity", "parent"), [(0, 0), (5, 5), (5, 6), (-1, -2), (5, -1), (MOST_IDENTITY, 0), (2**63 - 1, 1)]
+    ("identity", "parent"), [(0, 0), (5, 5), (5, 6), (-1, -2), (5, -1), (MAX_IDENTITY, 0), (2**63 - 1, 1)]
 )
 def test_a_header_with_impossible_identities_is_no_header(identity: int, parent: int) -> None:
     forged = LAYOUT.encode_header(Header(Record(1, identity, parent, bytes(8)), bytes(16)), GENERATION)

@@ -103,7 +103,7 @@ async def test_a_child_that_was_ended_is_no_fault_of_the_constraint(checker: Che
 
 
 async def test_only_so_many_wait(checker: Checker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checking, "MOST_WAITING", 2)
+    monkeypatch.setattr(checking, "MAX_WAITING", 2)
     asked = [Asked(Constraint("regex", str(number)), "x") for number in range(4)]
     found: list[Any] = await asyncio.gather(*(map(checker.check, asked)), return_exceptions=True)
     assert [getattr(one, "status", 200) for one in found] == [200, 200, 429, 429]

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from replica.grammar.compiler import NotCompiled, matcher_of, schema_grammar
-from replica.grammar.trial import MOST_TRIES, Schema, place_of
+from replica.grammar.trial import MAX_TRIES, Schema, place_of
 from tests.replica.grammar.constraints import compiler
 
 
@@ -39,6 +39,6 @@ def test_the_place_is_the_deepest_that_fails_alike(schema: Schema, place: str) -
 
 def test_the_search_ends() -> None:
     tries: list[str] = []
-    wide: Schema = {"properties": {str(number): {} for number in range(10 * MOST_TRIES)}}
+    wide: Schema = {"properties": {str(number): {} for number in range(10 * MAX_TRIES)}}
     assert place_of(wide, "a reason", lambda schema: tries.append(schema)) == "$"
-    assert len(tries) == MOST_TRIES
+    assert len(tries) == MAX_TRIES

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from replica.neighbours.connection import Connection, Patience
-from replica.neighbours.messages import LENGTH, MOST_ANSWER_BYTES, Block, Offer, Read, Welcome, encode
+from replica.neighbours.messages import LENGTH, MAX_ANSWER_BYTES, Block, Offer, Read, Welcome, encode
 from replica.neighbours.sealed import CHALLENGE_BYTES, SEAL_BYTES, reply_to
 from tests.events.processes import wait_until
 from tests.replica.engines import chain
@@ -250,7 +250,7 @@ def handshake(connected: socket.socket, secret: bytes = SECRET) -> tuple[bytes, 
 def test_a_handshake_that_a_listener_recorded_is_worth_nothing(serving: ServingEngine) -> None:
     with connect(serving) as first:
         reply, connection = handshake(first)
-        assert connection.receive_frame(MOST_ANSWER_BYTES, Patience(soon()))
+        assert connection.receive_frame(MAX_ANSWER_BYTES, Patience(soon()))
     with connect(serving) as second:
         second.sendall(reply)
         assert is_closed(second)
@@ -269,9 +269,9 @@ def test_a_request_that_a_listener_recorded_is_worth_nothing(serving: ServingEng
         body = encode(request_for(1))
         frame = LENGTH.pack(len(body)) + connection.session.seal(body) + body
         patience = Patience(soon())
-        connection.receive_frame(MOST_ANSWER_BYTES, patience)
+        connection.receive_frame(MAX_ANSWER_BYTES, patience)
         connection.send(patience, frame)
-        connection.receive_frame(MOST_ANSWER_BYTES, patience)  # the offer
+        connection.receive_frame(MAX_ANSWER_BYTES, patience)  # the offer
         connection.send(patience, frame)
         assert is_closed(connected)
     wait_until(lambda: serving.source.counts.failures["proof"] == 1, "the source has counted it")
@@ -340,8 +340,8 @@ def test_a_request_that_makes_no_sense_is_told_so(serving: ServingEngine, name: 
         body, patience = REQUESTS[name](request_for(4)), Patience(soon())
         assert connection.session is not None
         connection.send(patience, LENGTH.pack(len(body)) + connection.session.seal(body) + body)
-        connection.receive_frame(MOST_ANSWER_BYTES, patience)
-        assert b"invalid" in connection.receive_frame(MOST_ANSWER_BYTES, patience)
+        connection.receive_frame(MAX_ANSWER_BYTES, patience)
+        assert b"invalid" in connection.receive_frame(MAX_ANSWER_BYTES, patience)
     assert serving.source.counts.failures["invalid"] == 1
 
 

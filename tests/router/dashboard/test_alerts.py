@@ -175,12 +175,12 @@ def test_each_rule_has_a_heading_to_go_to() -> None:
 
 
 async def test_choices_are_looked_at_no_further_than_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alerts, "MOST_CONSIDERED", 6)
+    monkeypatch.setattr(alerts, "MAX_CONSIDERED", 6)
     async with served(*Script(says(GOOD)).replicas(2)) as running:
         judging = alerts_of(running)
         await ask(running, 10)
         assert len(judging._decided_since(None)) == 3
-        monkeypatch.setattr(alerts, "MOST_CONSIDERED", 10**6)
+        monkeypatch.setattr(alerts, "MAX_CONSIDERED", 10**6)
         assert len(judging._decided_since(None)) == 10
         assert len(judging._decided_since(running.router.history.decisions[6])) == 3
 
@@ -229,7 +229,7 @@ async def test_one_that_says_nothing_of_use_is_judged_by_the_router_alone(replic
 
 
 async def test_a_large_fleet_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alerts, "MOST_REPLICAS", 0)
+    monkeypatch.setattr(alerts, "MAX_REPLICAS", 0)
     replica = says_of_itself(CACHING_OFF)
     async with served(replica) as running, watched(running) as page:
         report = {(await page.next("fleet"))["alerts"]["judged_at"] for _ in range(20)}

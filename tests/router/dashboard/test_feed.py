@@ -368,7 +368,7 @@ def fields_of(key: Key) -> dict[str, Any]:
 
 
 async def test_the_limit_frees_a_place_for_each_that_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broadcast, "MOST_WATCHERS", 2)
+    monkeypatch.setattr(broadcast, "MAX_WATCHERS", 2)
     async with served(*Script(says(GOOD)).replicas(1)) as running:
         async with watched(running) as one:
             async with watched(running) as other, connect(running.port) as client:
@@ -383,7 +383,7 @@ async def test_the_limit_frees_a_place_for_each_that_leaves(monkeypatch: pytest.
         await alone(running)
 
 
-@pytest.mark.parametrize(("name", "most"), [("MOST_OF_ONE", 2), ("MOST_READERS", 2)])
+@pytest.mark.parametrize(("name", "most"), [("MAX_OF_ONE", 2), ("MAX_READERS", 2)])
 async def test_readers_leave_room_for_others_and_for_administrators(
     monkeypatch: pytest.MonkeyPatch, name: str, most: int
 ) -> None:
@@ -395,7 +395,7 @@ async def test_readers_leave_room_for_others_and_for_administrators(
         )
         for _ in range(most):
             await open_pages.enter_async_context(watched(running, **bearer("client-key")))
-        for key, status in (("client-key", 503), ("another-key", 200 if name == "MOST_OF_ONE" else 503)):
+        for key, status in (("client-key", 503), ("another-key", 200 if name == "MAX_OF_ONE" else 503)):
             async with connect(running.port) as client:
                 client.send("GET", "/dashboard/feed", **(LOCAL | bearer(key)))
                 assert (await client.head())[0] == status, key
@@ -405,7 +405,7 @@ async def test_readers_leave_room_for_others_and_for_administrators(
 
 
 async def test_without_keys_readers_are_distinguished_by_their_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broadcast, "MOST_OF_ONE", 1)
+    monkeypatch.setattr(broadcast, "MAX_OF_ONE", 1)
     async with served(*Script(says(GOOD)).replicas(1)) as running:
         query, owner = broadcast.FeedQuery(Query(), admin=False), running.front.dashboard.broadcast
         watchers = [owner.join(query, None, address) for address in ("10.0.0.8", "10.0.0.9")]

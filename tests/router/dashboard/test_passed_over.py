@@ -2,7 +2,7 @@
 
 import random
 
-from router.dashboard.idle import MOST_DECISIONS, MOST_LOOKS, in_words, passed_over
+from router.dashboard.idle import MAX_DECISIONS, MAX_LOOKS, in_words, passed_over
 from router.placement.cost import Candidate, Question
 from router.placement.decision import Decision
 from router.placement.policy import Ring, choose
@@ -34,7 +34,7 @@ def test_a_replica_without_the_prefix_learns_how_much_more_the_others_had() -> N
 
 def test_only_the_last_choices_count() -> None:
     candidates = fleet(2)
-    decisions = decided(candidates, {1: 1800}, 5) + decided(candidates, {0: 1800}, MOST_DECISIONS)
+    decisions = decided(candidates, {1: 1800}, 5) + decided(candidates, {0: 1800}, MAX_DECISIONS)
     told = said(decisions, candidates[1])
     assert told is not None and told.startswith("in 200 of the last 200 choices")
 
@@ -43,7 +43,7 @@ def test_a_large_fleet_looks_at_fewer_choices() -> None:
     candidates = fleet(1000)
     decisions = decided(candidates, {0: 1800}, 10)
     found = passed_over(reversed(decisions), candidates)
-    assert {one.counts.total() for one in found.values()} == {MOST_LOOKS // len(candidates)}
+    assert {one.counts.total() for one in found.values()} == {MAX_LOOKS // len(candidates)}
 
 
 def test_a_replica_that_is_given_its_share_needs_no_reason() -> None:

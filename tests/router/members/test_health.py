@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from router.members.health import MOST_REFUSALS, SLOWEST, Health, HealthConfig
+from router.members.health import MAX_REFUSALS, SLOWEST, Health, HealthConfig
 from router.placement.policy import Candidate
 
 NO_JITTER = HealthConfig(jitter=0.0)
@@ -259,7 +259,7 @@ def test_each_refusal_makes_a_replica_twice_as_dear_and_answers_and_time_make_it
     assert candidate.slowness == 1
     for _ in range(100):
         health.refusal(10.0)
-    assert candidate.slowness == 2**MOST_REFUSALS
+    assert candidate.slowness == 2**MAX_REFUSALS
 
 
 def test_a_sign_of_life_after_silence_ends_the_breakers_wait() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.members.health import MOST_REFUSALS, SLOWEST, Health, HealthConfig
+from router.members.health import MAX_REFUSALS, SLOWEST, Health, HealthConfig
 from router.placement.policy import Candidate
 
 Step = tuple[str, float]
@@ -75,7 +75,7 @@ def run(health: Health, steps: list[Step]) -> None:
         assert candidate.unavailable is not None or health.breaker != "open"
         other = health.candidates[1]
         assert (other.unavailable, other.slowness) == (candidate.unavailable, candidate.slowness)
-        assert 1 <= candidate.slowness <= SLOWEST * 2**MOST_REFUSALS
+        assert 1 <= candidate.slowness <= SLOWEST * 2**MAX_REFUSALS
 
 
 @given(CONFIGS, STEPS)

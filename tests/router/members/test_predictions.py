@@ -5,7 +5,7 @@ from typing import Any, cast
 import pytest
 
 from router.members.feed import Moment
-from router.members.predictions import MOST_OPEN, Accuracy, Predictions
+from router.members.predictions import MAX_OPEN, Accuracy, Predictions
 from router.placement.decision import Prediction
 
 KEYS = list(range(100, 110))
@@ -161,10 +161,10 @@ def test_a_replica_that_fell_silent_is_not_judged() -> None:
 @pytest.mark.parametrize("reported", [1, 7])
 def test_open_differences_are_bounded(reported: int) -> None:
     books = Books()
-    for _ in range(3 * MOST_OPEN):
+    for _ in range(3 * MAX_OPEN):
         books.compare(3, reported)
     books.it.settle(10.6)
-    assert books.accuracy.compared == MOST_OPEN
+    assert books.accuracy.compared == MAX_OPEN
 
 
 def test_a_claim_that_events_explain_is_no_lie_and_any_other_is() -> None:

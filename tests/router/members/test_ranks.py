@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.sglang import read_sources as sglang_sources
-from engines.sources import MOST_RANKS, Publisher, Sources
+from engines.sources import MAX_RANKS, Publisher, Sources
 from engines.vllm import read_sources as vllm_sources
 from events.source import Source
 from router.members.facts import ranks_of, reachable
@@ -180,11 +180,11 @@ def test_sglangs_ranks_publish_on_ports_that_follow() -> None:
 
 
 def test_ranks_without_end_are_refused() -> None:
-    many = {f"r{number}": published() for number in range(MOST_RANKS + 1)}
+    many = {f"r{number}": published() for number in range(MAX_RANKS + 1)}
     assert "cannot be read" in vllm(**many).why_not
-    assert "cannot be read" in sglang(dp_size=MOST_RANKS + 1).why_not
+    assert "cannot be read" in sglang(dp_size=MAX_RANKS + 1).why_not
     engines = b"".join(b'vllm:num_requests_running{engine="%d"} 0\n' % number for number in range(999))
-    assert len(vllm_sources(200, b"{}", engines).publishers) == MOST_RANKS
+    assert len(vllm_sources(200, b"{}", engines).publishers) == MAX_RANKS
 
 
 HOSTS = st.sampled_from(["*", "0.0.0.0", "[::]", "::", "127.0.0.1", "localhost", "10.0.0.1", "10.0.0.2", "evil", ""])

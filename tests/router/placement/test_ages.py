@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.placement.ages import MOST_GROUPS, PAGE_TOKENS, SHORTEST_S, CacheAges, Reuse, page_tokens, pages_of
+from router.placement.ages import MAX_GROUPS, PAGE_TOKENS, SHORTEST_S, CacheAges, Reuse, page_tokens, pages_of
 
 
 class Certain(Reuse):
@@ -137,7 +137,7 @@ def test_an_old_page_that_stays_does_not_make_groups_pile_up() -> None:
     ages = ages_of(20)
     for second in range(5000):
         ages.routed([0, *range(100 + second % 5, 110)] if second % 100 else range(1000, 1003), 3.0 * second)
-        assert len(ages._groups) <= 2 * MOST_GROUPS + 1
+        assert len(ages._groups) <= 2 * MAX_GROUPS + 1
     ages.check()
 
 
@@ -157,7 +157,7 @@ def test_it_holds_what_a_list_of_the_last_used_holds(prompts: list[tuple[list[in
     assert ages.lost_tokens(4 * PAGE_TOKENS, now_s) == PAGE_TOKENS * max(0, 4 - (10 - len(used)))
     reuse.within_s = 25.0
     price = ages.lost_tokens(10 * PAGE_TOKENS, now_s) / PAGE_TOKENS
-    told_apart_s = max(SHORTEST_S, now_s / MOST_GROUPS)
+    told_apart_s = max(SHORTEST_S, now_s / MAX_GROUPS)
     assert (
         sum(now_s - at_s + told_apart_s < 25 for _, at_s in used) <= price <= sum(now_s - at_s < 25 for _, at_s in used)
     )

@@ -6,7 +6,7 @@ import pytest
 from router.placement.ages import PAGE_TOKENS, CacheAges, Reuse
 from router.placement.cost import BUSY_TOKENS, COMPUTE_WEIGHT, Candidate, Question
 from router.placement.decision import Decision
-from router.placement.effects import LOSS_WEIGHT, MOST_LOOKED_AT, PATIENCE
+from router.placement.effects import LOSS_WEIGHT, MAX_LOOKED_AT, PATIENCE
 from router.placement.policy import choose
 
 RATE = 8000.0
@@ -84,7 +84,7 @@ def test_unknown_losses_are_not_compared() -> None:
 
 
 def test_where_many_cost_the_same_some_are_looked_at_and_the_others_taken_for_as_bad() -> None:
-    many = [full(slot, 1.0) for slot in range(MOST_LOOKED_AT + 10)]
+    many = [full(slot, 1.0) for slot in range(MAX_LOOKED_AT + 10)]
     decision = asked(20_000, many)
     assert decision.effects is not None
     lost = {tokens for tokens in decision.effects.lost if tokens is not None}

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from router.placement.cost import ALIKE_RATES, PROVEN_TOKENS
-from router.placement.effects import MOST_LATER_S, PATIENCE
+from router.placement.effects import MAX_LATER_S, PATIENCE
 from router.placement.load import ReplicaLoad
 from router.placement.policy import POLICIES, Candidate, Question, Ring, choose
 from router.placement.prices import TOKENS_PER_S
@@ -40,7 +40,7 @@ def test_what_computes_little_goes_before_what_computes_much_and_came_shortly_be
 
 
 def test_overtaking_is_bounded() -> None:
-    assert choose("cost", question(10**7), [replica(0)], random.Random(0)).later_s == MOST_LATER_S
+    assert choose("cost", question(10**7), [replica(0)], random.Random(0)).later_s == MAX_LATER_S
 
 
 @pytest.mark.parametrize("policy", sorted(set(POLICIES) - {"cost"}))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.placement.cost import Candidate, Question, uncached_tokens, weigh
-from router.placement.elsewhere import MOST_NEIGHBOURS, add_pulls
+from router.placement.elsewhere import MAX_NEIGHBOURS, add_pulls
 from router.placement.policy import POLICIES, choose
 from router.placement.prices import LEAST_PULLED_TOKENS, OWN_SOURCES, PULL, PULL_S, TOKENS_PER_S
 
@@ -76,7 +76,7 @@ def test_nobody_reads_from_a_replica_that_cannot_be_read(question: Question, can
     for slot, pull in question.pulls.items():
         reader = candidates[slot]
         assert reader.kv_read and reader.kv_layout
-        assert 1 <= len(pull.neighbours) <= MOST_NEIGHBOURS
+        assert 1 <= len(pull.neighbours) <= MAX_NEIGHBOURS
         assert pull.tokens == pull.neighbours[0].tokens >= pull.neighbours[-1].tokens
         in_memory = max(question.matched.get(slot, 0), question.below["CPU"].get(slot, 0))
         for neighbour in pull.neighbours:

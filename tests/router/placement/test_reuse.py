@@ -1,6 +1,6 @@
 import pytest
 
-from router.placement.ages import FADES_EVERY, MOST_KNOWN_PAGES, Reuse
+from router.placement.ages import FADES_EVERY, MAX_KNOWN_PAGES, Reuse
 
 
 def test_nothing_is_expected_of_what_never_came_again() -> None:
@@ -56,15 +56,15 @@ def test_chances_stay_chances_however_often_they_fade() -> None:
 
 def test_pages_of_long_ago_are_forgotten() -> None:
     reuse = Reuse()
-    reuse.used(range(2 * MOST_KNOWN_PAGES), 0.0)
+    reuse.used(range(2 * MAX_KNOWN_PAGES), 0.0)
     reuse.check()
-    assert len(reuse) == MOST_KNOWN_PAGES
+    assert len(reuse) == MAX_KNOWN_PAGES
 
 
 def test_a_new_page_takes_the_place_of_the_one_used_longer_ago() -> None:
     reuse = Reuse()
     # For one place, or the other of its pair.
-    first, second, third = (7 + number * MOST_KNOWN_PAGES for number in range(3))
+    first, second, third = (7 + number * MAX_KNOWN_PAGES for number in range(3))
     reuse.used([first], 0.0)
     reuse.used([second], 1.0)
     reuse.used([first], 2.0)

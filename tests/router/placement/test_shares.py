@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.placement.cost import Candidate, Tenant
-from router.placement.shares import ACTIVE_S, BURST_S, GENERATED_WEIGHT, MOST_TENANTS, Shares
+from router.placement.shares import ACTIVE_S, BURST_S, GENERATED_WEIGHT, MAX_TENANTS, Shares
 
 RATE = 1000.0
 BURST = BURST_S * RATE
@@ -105,9 +105,9 @@ def test_several_routers_each_see_a_part_of_the_requests() -> None:
 
 def test_tenants_are_bounded() -> None:
     shares = Shares()
-    for number in range(MOST_TENANTS + 5):
+    for number in range(MAX_TENANTS + 5):
         shares.asked(Tenant(f"tenant-{number}"), 1, 0.0)
-    assert len(shares._leads[""].of) == MOST_TENANTS
+    assert len(shares._leads[""].of) == MAX_TENANTS
     shares.asked(ONE, 1, ACTIVE_S + 1)
     assert list(shares._leads[""].of) == ["one"], "those who have not asked for long make room"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.placement.outbox import MARGIN_S, MOST_KEPT, MOST_PAUSE_S, Turns
+from router.placement.outbox import MARGIN_S, MAX_KEPT, MAX_PAUSE_S, Turns
 
 RATE = 8000.0
 STEP_S = 0.01
@@ -44,7 +44,7 @@ def test_a_collision_that_costs_less_than_a_step_is_risked() -> None:
 def test_no_turn_takes_long() -> None:
     pauses = [learned(before, delay_s=0.04).pause_s(8, RATE) for before in range(8)]
     assert pauses == sorted(pauses)
-    assert 0.08 < max(pauses) <= MOST_PAUSE_S
+    assert 0.08 < max(pauses) <= MAX_PAUSE_S
     assert len({round(each, 3) for each in pauses}) == 4, "some share a turn"
 
 
@@ -52,11 +52,11 @@ def test_clocks_that_differ_do_no_harm() -> None:
     turns = learned(delay_s=1e9)
     assert turns.pause_s(8, RATE) == 0.0
     turns.delayed(-1e9)
-    assert turns.pause_s(8, RATE) <= MOST_PAUSE_S
+    assert turns.pause_s(8, RATE) <= MAX_PAUSE_S
 
 
 def test_what_is_kept_is_bounded() -> None:
     turns = Turns()
-    for number in range(10 * MOST_KEPT):
+    for number in range(10 * MAX_KEPT):
         turns.sent(0.0, 10, number * 1e-6)
-    assert len(turns._came) <= MOST_KEPT
+    assert len(turns._came) <= MAX_KEPT

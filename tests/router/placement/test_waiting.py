@@ -1,7 +1,7 @@
 import pytest
 
 from router.placement.cost import Candidate
-from router.placement.waiting import LEAST_WAIT_S, MOST_WAIT_S, STEP_S, Waiting
+from router.placement.waiting import LEAST_WAIT_S, MAX_WAIT_S, STEP_S, Waiting
 
 
 def drained(waiting: Waiting[str]) -> list[str]:
@@ -99,7 +99,7 @@ def test_the_estimated_wait_follows_how_fast_others_left() -> None:
     for second in range(1, 11):
         waiting.take(second * 2.0)
     assert waiting.estimated_wait_s(20.0) == pytest.approx(11 * 2.0)
-    assert waiting.estimated_wait_s(1e6) == MOST_WAIT_S  # nobody leaves any more
+    assert waiting.estimated_wait_s(1e6) == MAX_WAIT_S  # nobody leaves any more
 
 
 def test_the_wait_of_a_rank_counts_those_before_it() -> None:

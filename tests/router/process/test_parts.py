@@ -9,7 +9,7 @@ import pytest
 
 from api.process.cpus import usable_cpus
 from router.config import RouterConfig
-from router.process.server import MOST_BY_ITSELF, part_of, workers_of
+from router.process.server import MAX_BY_ITSELF, part_of, workers_of
 from router.tenants.shared_limits import SharedLimits
 from router.workers.processes import Place
 
@@ -56,7 +56,7 @@ def test_with_other_routers_each_worker_has_a_port_of_its_own_and_hears_all_of_t
         (RouterConfig(workers=7), 7),
         (RouterConfig(peer_listen="tcp://127.0.0.1:5570"), 1),
         (RouterConfig(workers=3, peer_listen="tcp://127.0.0.1:5570"), 3),
-        (RouterConfig(), min(MOST_BY_ITSELF, usable_cpus())),
+        (RouterConfig(), min(MAX_BY_ITSELF, usable_cpus())),
     ],
 )
 def test_how_many_workers_there_are(config: RouterConfig, expected: int) -> None:

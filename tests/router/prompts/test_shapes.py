@@ -66,7 +66,7 @@ def test_a_replica_that_differed_is_asked_again_ever_later() -> None:
     known = Shapes()
     for times in range(10):
         known.differed("chat", "p", plain, FOUND, 0.0)
-        wait_s = min(shapes.MOST_RETRY_S, shapes.RETRY_S * 2**times)
+        wait_s = min(shapes.MAX_RETRY_S, shapes.RETRY_S * 2**times)
         assert not known.may_ask("chat", "p", plain, wait_s - 1) and known.may_ask("chat", "p", plain, wait_s)
 
 
@@ -75,7 +75,7 @@ def test_differences_of_a_shape_are_few_and_those_of_plain_requests_stay() -> No
     known.differed("chat", "p", plain, FOUND, 0.0)
     for number in range(1000):
         known.differed("chat", "p", lambda number=number: frozenset([str(number)]), FOUND, 0.0)  # type: ignore[misc]
-    assert len(list(known.differences())) == shapes.MOST_DIFFERENCES and known.why_not("chat", plain) == DIFFERS
+    assert len(list(known.differences())) == shapes.MAX_DIFFERENCES and known.why_not("chat", plain) == DIFFERS
 
 
 def test_an_engine_that_says_nothing_is_asked_now_and_then() -> None:
@@ -89,7 +89,7 @@ def test_an_engine_that_says_nothing_is_asked_now_and_then() -> None:
 
 
 def test_shapes_that_nobody_uses_make_room(monkeypatch: Any) -> None:
-    monkeypatch.setattr(shapes, "MOST_SHAPES", 8)
+    monkeypatch.setattr(shapes, "MAX_SHAPES", 8)
     known = Shapes()
     known.verified("usual", "p", plain)
     for number in range(100):

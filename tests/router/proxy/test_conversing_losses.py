@@ -349,7 +349,7 @@ async def test_a_stream_that_is_complete_is_not_repeated() -> None:
 
 
 def test_a_stream_too_long_to_be_compared_is_passed_on_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.proxy.repetition.MOST_TEXT", 5)
+    monkeypatch.setattr("router.proxy.repetition.MAX_TEXT", 5)
     repetition = Repetition("messages", ())
     repetition.begin()
     whole = b"".join(message("a", ["one ", "two "]))

@@ -3,7 +3,7 @@
 import pytest
 
 from api.errors import ApiError
-from router.proxy.withheld import MOST_PARTS, PLACING, TRANSFER, check_form
+from router.proxy.withheld import MAX_PARTS, PLACING, TRANSFER, check_form
 
 TYPE = b"multipart/form-data; boundary=xyz"
 WITHHELD = (*PLACING, *TRANSFER)
@@ -76,6 +76,6 @@ def test_a_type_that_readers_could_read_otherwise_is_refused(more: bytes) -> Non
 
 
 def test_only_so_many_parts_are_read() -> None:
-    check_form(TYPE, part(named(b"a")) * MOST_PARTS + END, WITHHELD)
+    check_form(TYPE, part(named(b"a")) * MAX_PARTS + END, WITHHELD)
     with pytest.raises(ApiError, match="more than 2000"):
-        check_form(TYPE, part(named(b"a")) * (MOST_PARTS + 1) + END, WITHHELD)
+        check_form(TYPE, part(named(b"a")) * (MAX_PARTS + 1) + END, WITHHELD)

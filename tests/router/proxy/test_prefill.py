@@ -145,7 +145,7 @@ def refuses(status: int) -> Any:
         (says(b'{"kv_transfer_params":{"do_remote_prefill":true}}'), "nothing"),
         (says(b'{"kv_transfer_params":[1]}'), "nothing"),
         (says(b"not JSON"), "nothing"),
-        (says(b" " * (prefill.MOST_ANSWER_BYTES + 1)), "nothing"),
+        (says(b" " * (prefill.MAX_ANSWER_BYTES + 1)), "nothing"),
     ],
 )
 async def test_a_prompt_that_is_not_computed_there_is_computed_here(handler: Any, outcome: str, stream: bool) -> None:
@@ -249,7 +249,7 @@ async def test_parameters_that_reached_a_replica_are_never_sent_again(ends: Any)
 
 
 async def test_a_plain_attempt_that_reaches_nobody_brings_no_parameters_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefill, "MOST_PREFILLS", 1)
+    monkeypatch.setattr(prefill, "MAX_PREFILLS", 1)
     async with pair("decode", "decode") as two:
         sent = []
         engines = [two.decode, *two.others]

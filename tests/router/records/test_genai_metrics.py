@@ -19,7 +19,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality
 
 from router.proxy.request_summary import RequestSummary
 from router.records import genai_metrics, otlp
-from router.records.genai_metrics import MOST_MODELS, OTHER, GenaiMetrics, Instrument, Labels
+from router.records.genai_metrics import MAX_MODELS, OTHER, GenaiMetrics, Instrument, Labels
 from router.records.metrics_export import interval_s
 from router.records.otlp import CLOSE_LIMIT_S, INSTANCE
 from tests.router.collector import Collector, attributes, collecting, metrics_of, points
@@ -265,17 +265,17 @@ def summary(model: str) -> RequestSummary:
 
 def test_models_after_the_first_ones_share_a_name() -> None:
     metrics = GenaiMetrics()
-    for number in range(MOST_MODELS + 50):
+    for number in range(MAX_MODELS + 50):
         metrics.over(summary(f"m{number}"), number)
-    for number in range(MOST_MODELS + 50):
+    for number in range(MAX_MODELS + 50):
         metrics.over(summary(f"m{number}"), 1000 + number)
     series = {one.attributes["gen_ai.request.model"]: sum(one.counts) for one in metrics.request_s.series()}
-    assert len(series) == MOST_MODELS + 1
-    assert series["m0"] == series[f"m{MOST_MODELS - 1}"] == 2 and series[OTHER] == 100
+    assert len(series) == MAX_MODELS + 1
+    assert series["m0"] == series[f"m{MAX_MODELS - 1}"] == 2 and series[OTHER] == 100
 
 
 def test_of_too_many_series_the_one_unused_for_longest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(genai_metrics, "MOST_SERIES", 3)
+    monkeypatch.setattr(genai_metrics, "MAX_SERIES", 3)
     instrument = Instrument("n", "s", "", (1.0,))
     for now_ns, port in enumerate((1, 2, 3, 1, 4, 2)):
         instrument.observe(Labels("chat", "m", None, "h", port), 0.5, now_ns)

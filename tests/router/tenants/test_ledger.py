@@ -366,7 +366,7 @@ async def test_without_a_file_usage_is_kept_since_the_start() -> None:
 
 
 def test_rows_in_memory_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.tenants.usage.MOST_ROWS", 3)
+    monkeypatch.setattr("router.tenants.usage.MAX_ROWS", 3)
     usage = Usage()
     for number in range(10):
         usage.counts(NOON_S, f"key-{number}", "m").add(Counts(1))

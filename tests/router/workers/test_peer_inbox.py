@@ -13,7 +13,7 @@ from router.placement.index import APPROXIMATE
 from router.placement.load import Placed
 from router.placement.outbox import (
     BETWEEN_S,
-    MOST_SENT,
+    MAX_SENT,
     OTHERS_WITHIN_S,
     RUNNING_S,
     SENT_WITHIN_S,
@@ -21,7 +21,7 @@ from router.placement.outbox import (
     PeerBatch,
     PeerRequest,
 )
-from router.workers.peer_inbox import MOST_KEYS, MOST_PEERS, SILENT_S, Inbox
+from router.workers.peer_inbox import MAX_KEYS, MAX_PEERS, SILENT_S, Inbox
 from tests.router.placement.test_placement import SIZE, Prompt, Scene
 
 OTHER = 7
@@ -116,16 +116,16 @@ def test_guesses_about_replicas_without_events_travel_too() -> None:
 
 def test_the_outbox_wakes_once_for_all_that_it_gathers() -> None:
     one = Telling(1)
-    for first in range(0, 100 * MOST_SENT, 100):
+    for first in range(0, 100 * MAX_SENT, 100):
         one.place(Prompt(first=first))
     one.place(Prompt(first=10**6))
     assert one.wakes == [SENT_WITHIN_S]
     batches = one.outbox.take(0.0, 0.0)
-    assert [len(batch.sent) for batch in batches] == [MOST_SENT, 1]
+    assert [len(batch.sent) for batch in batches] == [MAX_SENT, 1]
     assert [batch.number for batch in batches] == [0, 1]
     assert one.outbox.take(0.1, 0.1) == []
     [quiet] = one.outbox.take(RUNNING_S, RUNNING_S)
-    assert len(quiet.running or ()) == MOST_SENT + 1
+    assert len(quiet.running or ()) == MAX_SENT + 1
     _, placed = one.place(Prompt(first=2 * 10**6), 1.0)
     assert one.wakes == pytest.approx([SENT_WITHIN_S, SENT_WITHIN_S])
     one.outbox.take(1.1, 1.1)
@@ -191,7 +191,7 @@ def request(number: int = 0, **changed: Any) -> PeerRequest:
         {"awaited_s": nan},
         {"awaited_s": inf},
         {"awaited_s": -1.0},
-        {"keys": bytes(8 * (MOST_KEYS + 1))},
+        {"keys": bytes(8 * (MAX_KEYS + 1))},
     ],
 )
 def test_a_strange_request_is_not_counted(strange: dict[str, Any]) -> None:
@@ -211,16 +211,16 @@ def test_what_no_router_says_is_not_read(field: dict[str, Any]) -> None:
 
 
 def test_keys_and_requests_and_peers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.workers.peer_inbox.MOST_RUNNING", 10)
-    monkeypatch.setattr("router.workers.peer_inbox.MOST_KEYS", 20)
+    monkeypatch.setattr("router.workers.peer_inbox.MAX_RUNNING", 10)
+    monkeypatch.setattr("router.workers.peer_inbox.MAX_KEYS", 20)
     own = Telling(1)
     own.hear([PeerBatch(OTHER, 0, 0.0, [request(number, keys=Random(number).randbytes(80)) for number in range(5)])])
     assert (own.inbox.counts.requests, own.inbox.counts.ignored) == (2, 3)
     assert len(own.it.index.optimistic) == 20
     own.hear([PeerBatch(OTHER, 1, 0.0, [request(number + 100, keys=b"") for number in range(20)])])
     assert own.in_flight()[0] == (0, 10)
-    own.hear([PeerBatch(number, 0, 0.0, [request()]) for number in range(100, 100 + 2 * MOST_PEERS)])
-    assert len(own.inbox.peers) == MOST_PEERS
+    own.hear([PeerBatch(number, 0, 0.0, [request()]) for number in range(100, 100 + 2 * MAX_PEERS)])
+    assert len(own.inbox.peers) == MAX_PEERS
     own.check()
 
 

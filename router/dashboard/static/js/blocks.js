@@ -3,9 +3,9 @@
 import { el, svg } from "./dom.js";
 import { plural, whole } from "./format.js";
 
-const MOST_CUTS = 96; // blocks that are still told apart by lines
+const MAX_CUTS = 96; // blocks that are still told apart by lines
 const MANY_CUTS = 40; // too many for a narrow page
-const MOST_TOKENS = 3000; // shown as text
+const MAX_TOKENS = 3000; // shown as text
 
 /**
  * Pieces `{kind, from, to}` in tokens: `warm` can be used as it is, `part` lies in slower memory, `gap` is held but
@@ -27,7 +27,7 @@ export function pieces({ hits, blockTokens, matched, lower }) {
 export function strip({ tokens, blocks, blockTokens, drawn, label, grows = false }) {
   const full = Math.min(tokens, blocks * blockTokens);
   const cuts = [];
-  for (let block = 1; blocks <= MOST_CUTS && block <= blocks; block++) {
+  for (let block = 1; blocks <= MAX_CUTS && block <= blocks; block++) {
     const x = block * blockTokens;
     cuts.push(svg("line", { class: "cut", x1: x, x2: x, y1: 0, y2: 1, "vector-effect": "non-scaling-stroke" }));
   }
@@ -74,7 +74,7 @@ export function tokenText({ strings, blockSize, warm, before }) {
     role: "region",
     "aria-label": "The prompt in tokens and blocks",
   });
-  const count = Math.min(strings.length, MOST_TOKENS);
+  const count = Math.min(strings.length, MAX_TOKENS);
   const size = blockSize || 16;
   for (let from = 0; from < count; from += size) {
     const to = Math.min(from + size, count);

@@ -3,7 +3,7 @@
 import { el, fill } from "./dom.js";
 
 const ROLES = ["user", "assistant", "tool"];
-const MOST_MESSAGES = 100;
+const MAX_MESSAGES = 100;
 
 export class Conversation {
   /** `changed()` is called at each keystroke. */
@@ -39,7 +39,7 @@ export class Conversation {
   }
 
   add(role, content) {
-    if (this._turns.length >= MOST_MESSAGES) return null;
+    if (this._turns.length >= MAX_MESSAGES) return null;
     const turn = this._turn(role, content);
     this._turns.push(turn);
     this._show();

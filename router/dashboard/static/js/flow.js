@@ -5,8 +5,8 @@ import { el, fill, mark, say } from "./dom.js";
 import { perSecond, plural, share, whole } from "./format.js";
 import { replica } from "./places.js";
 
-const MOST_LANES = 8;
-const MOST_PILLS = 24; // on one lane
+const MAX_LANES = 8;
+const MAX_PILLS = 24; // on one lane
 const FLIGHT_MS = 2400;
 const FRAME_MS = 1000; // the next requests are told so much later
 const LONGEST_TOKENS = 8192; // a longer prompt is drawn as long
@@ -52,7 +52,7 @@ export class Flow {
   _showLanes({ replicas, totals }) {
     const busiest = [...replicas]
       .sort((one, other) => busy(other) - busy(one))
-      .slice(0, MOST_LANES)
+      .slice(0, MAX_LANES)
       .sort((one, other) => one.name.localeCompare(other.name, "en", { numeric: true }));
     const before = this._lanes;
     this._lanes = new Map();
@@ -88,7 +88,7 @@ export class Flow {
   _send(decision, place) {
     const { track } = this._lanes.get(decision.chosen) ?? this._lanes.get(OTHERS) ?? {};
     if (track === undefined) return;
-    while (track.children.length >= MOST_PILLS) track.firstChild.remove();
+    while (track.children.length >= MAX_PILLS) track.firstChild.remove();
     const pill = pillOf(decision);
     track.append(pill);
     if (still.matches) return; // the last ones stand there in a row

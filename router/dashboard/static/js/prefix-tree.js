@@ -6,7 +6,7 @@ import { Icicle } from "./icicle.js";
 import { card } from "./parts.js";
 import { replica } from "./places.js";
 
-const MOST_CHIPS = 40;
+const MAX_CHIPS = 40;
 const ROOT = "root";
 
 /** `noun` is what a bar's width counts; `hue(name)` a replica's colour. */
@@ -158,7 +158,7 @@ export class PrefixTree {
         words,
       );
     const chips = names
-      .slice(0, MOST_CHIPS)
+      .slice(0, MAX_CHIPS)
       .map((name) => chip(name, name, el("span", { class: "swatch", style: { "--hue": this._hue(name) } })));
     fill(this._holders, el("span", { class: "soft small" }, "Held by"), chip(null, "any", null), chips);
   }

@@ -5,7 +5,7 @@ import { Troubles } from "./troubles.js";
 
 const POINTS = 360;
 const HUES = 12;
-const MOST_NAMES = 5000;
+const MAX_NAMES = 5000;
 
 export class State {
   constructor() {
@@ -53,7 +53,7 @@ export class State {
   hue(name) {
     let number = this._hues.get(name);
     if (number === undefined) {
-      if (this._hues.size >= MOST_NAMES) this._hues.clear();
+      if (this._hues.size >= MAX_NAMES) this._hues.clear();
       number = this._hues.size % HUES;
       this._hues.set(name, number);
     }

@@ -14,9 +14,9 @@ import pytest
 from api.http.connection import Limits
 from engines import NATIVE
 from router.http.picker.exchange import PickedExchange
-from router.http.picker.server import MOST_WATCHERS
+from router.http.picker.server import MAX_WATCHERS
 from router.http.picker.stream import RequestHeaders
-from router.http.picker.wire import CLASSES, MOST_BESIDE_BYTES, ProcessingRequest
+from router.http.picker.wire import CLASSES, MAX_BESIDE_BYTES, ProcessingRequest
 from router.members.health import Health
 from router.members.spec import ReplicaSpec
 from router.tenants.keys import Key, digest_of
@@ -380,8 +380,8 @@ async def test_who_watches_its_health_hears_of_each_change() -> None:
 
 async def test_only_so_many_may_watch() -> None:
     async with served(named("one"), **LISTEN) as running, gateway(running) as asking:
-        watches = [asking.watch(CLASSES["HealthCheckRequest"]()) for _ in range(MOST_WATCHERS)]
-        assert [(await watch.read()).status for watch in watches] == [1] * MOST_WATCHERS
+        watches = [asking.watch(CLASSES["HealthCheckRequest"]()) for _ in range(MAX_WATCHERS)]
+        assert [(await watch.read()).status for watch in watches] == [1] * MAX_WATCHERS
         with pytest.raises(grpc.aio.AioRpcError, match="callers watch already; use Check"):
             await asking.watch(CLASSES["HealthCheckRequest"]()).read()
         for watch in watches:
@@ -422,7 +422,7 @@ async def test_an_undecided_request_is_refused_if_a_message_cannot_be_taken() ->
 
 async def test_bytes_that_are_no_message_are_refused() -> None:
     async with served(named("one"), **LISTEN) as running, gateway(running) as asking:
-        for raw in (b"\xff\xff", b"\x12\x03abc", b"\x22\x00" * MOST_BESIDE_BYTES):
+        for raw in (b"\xff\xff", b"\x12\x03abc", b"\x22\x00" * MAX_BESIDE_BYTES):
             stream = Stream(asking.raw_process(timeout=DEADLINE_S))
             await stream.call.write(raw)
             assert await stream.refusal() == (400, "bad_message")

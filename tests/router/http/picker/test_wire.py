@@ -21,7 +21,7 @@ from router.http.picker.stream import (
     ResponseHeaders,
     ResponseTrailers,
 )
-from router.http.picker.wire import CLASSES, MESSAGES, MOST_BESIDE_BYTES, ProcessingRequest
+from router.http.picker.wire import CLASSES, MAX_BESIDE_BYTES, MESSAGES, ProcessingRequest
 
 SUBSET, KEY = "envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset"
 
@@ -108,7 +108,7 @@ def test_a_header_without_a_proper_name_is_refused(name: str) -> None:
 
 def test_no_more_headers_are_read_than_a_refusal_takes() -> None:
     many = read(request(request_headers=headers(*((f"x-{number}", b"") for number in range(5000)))))
-    assert isinstance(many, RequestHeaders) and len(many.headers) == wire.MOST_READ
+    assert isinstance(many, RequestHeaders) and len(many.headers) == wire.MAX_READ
     with pytest.raises(ValueError, match="5,000 trailers; at most 1,000"):
         read(request(request_trailers={"trailers": headers(*((f"x-{n}", b"") for n in range(5000)))["headers"]}))
 
@@ -119,13 +119,13 @@ def test_trailers_are_known_by_their_names() -> None:
 
 
 def test_only_a_body_makes_a_message_large() -> None:
-    body = bytes(MOST_BESIDE_BYTES + 1)
+    body = bytes(MAX_BESIDE_BYTES + 1)
     assert read(request(request_body={"body": body})) == RequestBody(body)
     assert read(request(response_body={"body": body, "end_of_stream": True})) == ResponseBody(body, True)
     for large in (
         request(request_headers=headers(("a", body.replace(b"\0", b"x")))),
         with_metadata(request(request_body={"body": body}), "any", {"any": body.decode()}),
-        request(request_headers={"headers": {"headers": [{}] * (MOST_BESIDE_BYTES // 2)}}),
+        request(request_headers={"headers": {"headers": [{}] * (MAX_BESIDE_BYTES // 2)}}),
     ):
         with pytest.raises(ValueError, match="more than 262,144 bytes beside a body"):
             read(large)
@@ -144,13 +144,13 @@ def test_only_a_body_makes_a_message_large() -> None:
 )
 def test_a_large_message_of_small_fields_is_refused_before_it_is_decoded(field: bytes, why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        wire.read(field * (MOST_BESIDE_BYTES + 1))
+        wire.read(field * (MAX_BESIDE_BYTES + 1))
 
 
 @given(st.lists(st.sampled_from([b"\x22\x03abc", b"\x08\x01", b"\x22", b"\xff", b"\x09", bytes(9)]), max_size=40))
 def test_sizes_of_any_bytes_are_read_or_refused(pieces: list[bytes]) -> None:
     with suppress(ValueError):
-        wire.read(b"".join(pieces) + bytes(MOST_BESIDE_BYTES))
+        wire.read(b"".join(pieces) + bytes(MAX_BESIDE_BYTES))
 
 
 def test_an_empty_message_is_refused() -> None:

@@ -20,7 +20,7 @@ def test_the_oldest_prompts_make_room() -> None:
 
 
 def test_long_prompts_make_more_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recent, "MOST_BLOCKS", 10)
+    monkeypatch.setattr(recent, "MAX_BLOCKS", 10)
     kept = RecentPrompts(100)
     for number in range(8):
         kept.add(routed(number, 3))
@@ -34,7 +34,7 @@ def test_long_prompts_make_more_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_texts_make_room_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recent, "MOST_TEXT_BYTES", 10)
+    monkeypatch.setattr(recent, "MAX_TEXT_BYTES", 10)
     kept = RecentPrompts(100)
     for number in range(4):
         kept.add(routed(number))

@@ -47,7 +47,7 @@ def test_less_than_a_block_is_not_retained() -> None:
 
 
 def test_what_was_used_longest_ago_is_forgotten_first_but_no_operators(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retained, "MOST_PREFIXES", 3)
+    monkeypatch.setattr(retained, "MAX_PREFIXES", 3)
     kept = RetainedPrefixes()
     kept.retain(operators(100))
     for key in (1, 2):
@@ -58,8 +58,8 @@ def test_what_was_used_longest_ago_is_forgotten_first_but_no_operators(monkeypat
 
 
 def test_operators_retain_a_bounded_number_of_tokens_and_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retained, "MOST_OF_OPERATORS", 2)
-    monkeypatch.setattr(retained, "MOST_BYTES", 4 * 5 * SIZE)
+    monkeypatch.setattr(retained, "MAX_OF_OPERATORS", 2)
+    monkeypatch.setattr(retained, "MAX_BYTES", 4 * 5 * SIZE)
     kept = RetainedPrefixes()
     for key in (1, 2):
         one = operators(key, 2 * SIZE)

@@ -12,7 +12,7 @@ import { KINDS, PERIODS, asked, chosen, daily, figured, ordered, secondsOf, toge
 
 const EVERY_S = 15;
 const LIMIT = 1000; // rows of the table
-const MOST_FIRST = { by: "tokens", descending: true };
+const MAX_FIRST = { by: "tokens", descending: true };
 const TOTALS = ["Tokens", "From the cache", "Prefill saved", "Requests", "Time to first token"];
 const SERIES = [
   { name: "computed_tokens", label: "computed", hue: "var(--hue-0)" },
@@ -27,7 +27,7 @@ export function open({ view, choice }) {
 class UsagePage {
   constructor(view, choice) {
     this._choice = choice;
-    this._order = MOST_FIRST;
+    this._order = MAX_FIRST;
     this._rows = [];
     this._isNew = true; // nothing has been told of this choice yet
     this._build(view);
@@ -98,7 +98,7 @@ class UsagePage {
 
   _newTable() {
     const columns = columnsOf(this._choice);
-    if (!columns.some(({ sort }) => sort === this._order.by)) this._order = MOST_FIRST;
+    if (!columns.some(({ sort }) => sort === this._order.by)) this._order = MAX_FIRST;
     this._table = new Table({
       label: "Usage",
       key: (row) => JSON.stringify([row.key, row.model]),
