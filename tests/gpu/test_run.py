@@ -23,7 +23,8 @@ WRONG = """
 import os, signal
 from kernels.plain import PlainAttention
 from kernels.pointwise import Pointwise
-PlainAttention.decode = lambda self, queries, cache, step: queries.clone()
+attend = PlainAttention.attend
+PlainAttention.attend = lambda own, q, cache, step: attend(own, q, cache, step) if step.prefilling else q.clone()
 Pointwise.store = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 from tests.gpu.run import main
 main()
