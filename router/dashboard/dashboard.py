@@ -1,11 +1,11 @@
 """The dashboard of one router, and its stream of frames as a response."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from starlette.responses import StreamingResponse
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from router.dashboard.broadcast import Broadcast, FeedQuery, Subscriber
@@ -20,14 +20,21 @@ from router.tenants.keys import Key
 
 SHARED_S = 10.0  # keep the shared prefixes that long: computing them takes a thread, and they change slowly
 STUCK_S = 60.0  # a client that takes longer to read a frame is disconnected
-HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}  # a buffering proxy would show nothing
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),  # a buffering proxy would show nothing
+]
 
 
-class FeedResponse(StreamingResponse):
-    """Frames as server-sent events, until the client leaves or the stream ends."""
+class FeedResponse(Response):
+    """Frames as server-sent events, until the client leaves or the stream ends.
+
+    Starlette's own streams would leave cycles of references, which keep connections until the collector comes.
+    """
 
     def __init__(self, broadcast: Broadcast, query: FeedQuery, key: Key | None) -> None:
-        super().__init__((), headers=HEADERS, media_type="text/event-stream")
+        super().__init__()
         self._key = key
         self._broadcast = broadcast
         self._query = query
@@ -36,19 +43,33 @@ class FeedResponse(StreamingResponse):
         """Raise ApiError before the response starts if there are too many subscribers."""
         client = scope["client"]
         subscriber = self._broadcast.join(self._query, self._key, client[0] if client else "")
-        self.body_iterator = self._parts(subscriber, scope["state"]["abort"])
+        sending = asyncio.create_task(self._send_frames(subscriber, send, scope["state"]["abort"]))
+
+        async def disconnected() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+        leaving = asyncio.create_task(disconnected())
         try:
-            await super().__call__(scope, receive, send)
+            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._broadcast.leave(subscriber)
+            sending.cancel()
+            leaving.cancel()
+        await asyncio.wait({sending, leaving})
+        if not sending.cancelled():
+            sending.result()
 
-    async def _parts(self, subscriber: Subscriber, abort: Callable[[], None]) -> AsyncIterator[bytes]:
+    async def _send_frames(self, subscriber: Subscriber, send: Send, abort: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+        await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
         async for part in self._broadcast.frames(subscriber):
-            aborting = asyncio.get_running_loop().call_later(STUCK_S, abort)
+            aborting = loop.call_later(STUCK_S, abort)
             try:
-                yield part
+                await send({"type": "http.response.body", "body": part, "more_body": True})
             finally:
                 aborting.cancel()
+        await send({"type": "http.response.body", "body": b""})
 
 
 @dataclass(eq=False)

@@ -36,10 +36,10 @@ def details_of(row: Row[Any], width: int) -> list[Line]:
 
 def _candidates(decision: DecisionRecord) -> dict[str, str]:
     """The cached tokens and the cost of each, the cheapest first."""
-    told = {}
+    chosen, told = decision.chosen, {}
     for one in sorted(decision.candidates, key=lambda one: (math.inf if one.cost_s is None else one.cost_s, one.name)):
         cost = "ineligible" if one.cost_s is None else duration(one.cost_s)
-        told[f"{'>' if one.name == decision.chosen else ' '} {one.name}"] = f"{one.matched_tokens:,} cached, {cost}"
+        told[f"{'>' if one.name == chosen else ' '} {one.name}"] = f"{one.matched_tokens:,} cached, {cost}"
     return told
 
 
