@@ -11,7 +11,7 @@ from kernels.paged import Attention, LayerCache
 from kernels.tables import TableStep
 
 ROWS = 64  # and
-TOKENS = 256  # so many are gathered at once: 64 MB of keys of 8 heads of 128
+TOKENS = 256  # a gather takes this many: 64 MB of keys of 8 heads of 128
 
 
 class PlainAttention(Attention[TableStep]):

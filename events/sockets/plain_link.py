@@ -10,7 +10,7 @@ from events.sockets.link import CONNECT_TIMEOUT_S, HANDSHAKE_S, KEEPALIVE_S, REC
 from events.sockets.zmtp import Zmtp, ZmtpError, message, subscription
 
 FRAMES_PER_TURN = 600  # then others get their turn
-MAX_UNSENT_BYTES = 4096  # to a peer that sends heartbeats and reads no answers
+MAX_UNSENT_BYTES = 4096  # a peer that sends heartbeats and reads no answers may leave this much unread
 
 
 class PlainLink(Link, asyncio.Protocol):

@@ -8,7 +8,7 @@ from events.stream.states import Repair, Row, State, StreamConfig
 from events.stream.stream import Stream
 
 OVERSIZED = "the replica's snapshot is too long to be read"
-MAX_OVERSIZED = 2  # that many in a row; the next one would be as long
+MAX_OVERSIZED = 2  # after two in a row, the next one would be as long
 
 
 class NativeStream(Stream):

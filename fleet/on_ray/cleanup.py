@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 LOOK_S = 0.02
 SHARED_MEMORY = Path("/dev/shm")
-STORE_BYTES = 64 * 1024 * 1024  # so many have to be free; about one is used
+STORE_BYTES = 64 * 1024 * 1024  # this much has to be free; about one MiB is used
 LIMIT_S = 10.0
 
 

@@ -17,7 +17,7 @@ DEPTH = 64  # inputs that it adds up at a time
 COLUMNS = 128  # a program's part of a product
 RANK_STEP = 32  # ranks that it adds up at a time
 SPLITS = 8  # the most parts of the inputs among programs: few tiles would leave most of the device idle
-PROGRAMS = 512  # so many fill a device
+PROGRAMS = 512  # this number of programs fills a device
 
 
 def adapt(inputs: Tensor, product: Tensor, table: Table, tiles: Tiles, room: int) -> None:
