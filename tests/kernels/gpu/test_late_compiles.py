@@ -76,7 +76,6 @@ def test_nothing_is_compiled_after_the_start(shape: str, tmp_path: Path, monkeyp
     folder = saved(fields | {"vocab_size": vocabulary}, tmp_path / "model")
     chosen = ChosenAttention(TritonAttention(H200), {})
     monkeypatch.setattr(parts, "choose", lambda *_: chosen)
-    monkeypatch.setattr(build, "say", lambda *_: None)
     shape_of = parse_config(fields | {"vocab_size": vocabulary}, "the shape")
     folders = {name: write_adapter(tmp_path / name, shape_of, rank, rank) for name, rank in RANKS.items()}
     config = EngineConfig(
