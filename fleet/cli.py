@@ -77,7 +77,7 @@ WITHOUT_A_MODEL = {"warmroute replica": "--model demo --engine simulated", "warm
 BASE_MODULES = frozenset(
     (
         *("fastapi", "fastapi_offline", "fastokens", "httptools", "httpx2", "jinja2", "msgspec", "numpy"),
-        *("rich", "starlette", "tokenizers", "uvicorn", "uvloop", "xxhash", "zmq"),
+        *("rich", "starlette", "tokenizers", "uvloop", "xxhash", "zmq"),
     )
 )
 

@@ -30,7 +30,6 @@ def serve(config: ReplicaConfig) -> int:
     if config.die_with_parent:
         die_with_parent(os.getppid())
     logging.basicConfig(level=config.engine.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # we tell of its life ourselves
     try:
         prompts = load_prompts(config)
     except (OSError, ValueError) as error:
@@ -73,7 +72,7 @@ async def _serve(config: ReplicaConfig, prompts: Prompts, listener: socket.socke
     finally:
         tasks[1].cancel()  # first: an engine that is ended while it loads is no failure to tell of
         await engine.close()
-        server.should_exit = True
+        server.end()
         endpoints.reader.close()
         await endpoints.checker.close()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -114,7 +113,7 @@ async def _until_the_end(engine: EngineClient, endpoints: Endpoints, signals: Si
         return 0
     if engine.has_said_why:
         return 1
-    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # no line for every stream that is cut
+    logging.getLogger("api.http.exchange").setLevel(logging.CRITICAL)  # no line for every stream that is cut
     return _failed(f"{died.result()}; the replica ends with it")
 
 

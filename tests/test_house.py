@@ -10,14 +10,14 @@ import pytest
 from tests.house import PACKAGES, ROOT, Measures, floors, importers, measured, modules, private_helpers, reach, rooms
 
 BUDGETS = {
-    "api": Measures(rooms=17, floors=9, in_circles=0, files=11, lines=7_779),
+    "api": Measures(rooms=17, floors=9, in_circles=0, files=11, lines=8_066),
     "engines": Measures(rooms=9, floors=4, in_circles=0, files=9, lines=1_618),
     "events": Measures(rooms=17, floors=8, in_circles=0, files=17, lines=10_762),
     "fleet": Measures(rooms=13, floors=5, in_circles=0, files=15, lines=7_596),
     "kernels": Measures(rooms=13, floors=5, in_circles=0, files=13, lines=2_307),
     "lab": Measures(rooms=14, floors=5, in_circles=0, files=10, lines=8_707),
-    "replica": Measures(rooms=22, floors=9, in_circles=0, files=18, lines=17_129),
-    "router": Measures(rooms=17, floors=9, in_circles=0, files=18, lines=29_264),
+    "replica": Measures(rooms=22, floors=9, in_circles=0, files=18, lines=17_127),
+    "router": Measures(rooms=17, floors=9, in_circles=0, files=18, lines=29_064),
 }
 HELPERS_USED_ONCE = 0.478  # of the private ones
 IMPORTERS_OF_ROUTER = 2  # where it is assembled: the process, and the app

@@ -1,26 +1,24 @@
-"""uvicorn's HTTP protocol with limits on what a client may send, and how long it may take.
+"""A client's connection over HTTP/1, with limits on what it may send, and how long it may take.
 
-`HttpServer.on_tick` looks once a second for connections that are overdue, so that no request pays for a timer.
+`HttpServer` looks once a second for connections that are overdue, so that no request pays for a timer. Each complete
+head becomes an exchange (`api.http.exchange`), which is told of its body, and answers.
 """
 
 import asyncio
 from collections import deque
+from http import HTTPStatus
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from msgspec import Struct
-from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
-from uvicorn.server import ServerState
 
 from api.errors import ApiError, invalid
-from api.http.path import parse_target
-from api.http.responses import error_response
 
-PROBE = "/health"
 MAX_EARLY_BYTES = 64 * 1024  # bodies that come while earlier requests of their connection are answered
 LONG_READ_BYTES = 64 * 1024  # a longer read means that there is more, and others wait
+KEEP_ALIVE_S = 75  # longer than routers and clients keep idle connections, so that none is closed under a request
+STATUS_LINES = {status.value: b"HTTP/1.1 %d %s\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
 
 
 class Limits(Struct, frozen=True, kw_only=True):
@@ -35,55 +33,94 @@ class Limits(Struct, frozen=True, kw_only=True):
     closing_s: float = 2.0  # a client may read why it is cut off so long, while the rest that it sends is dropped
 
 
-class State(ServerState):
-    """The state that all connections of a server share."""
+class Connections:
+    """What all connections of a server share."""
 
-    retiring = False  # no connection takes another request after its answer
+    def __init__(self) -> None:
+        self.open: set[HttpConnection] = set()
+        self.tasks: set[asyncio.Task[None]] = set()  # of ASGI apps
+        self.retiring = False  # no connection takes another request after its answer
 
 
-class HttpProtocol(HttpToolsProtocol):
-    server_state: State
+class AnyExchange(Protocol):
+    """A request and its answer, as the connection sees them."""
 
-    def __init__(self, limits: Limits, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    keep_alive: bool
+    more_body: bool  # of the request, to come
+    body: bytearray  # what has come, and was not taken yet
+    unheeded_bytes: int  # `set` need not be called for a body of up to this size
+    disconnected: bool
+    response_started: bool
+    response_complete: bool
+
+    def begin(self) -> None:
+        """Its turn has come: all earlier requests of the connection are answered."""
+
+    def set(self) -> None:
+        """Part of its body has come, or the client has left."""
+
+    def full(self) -> None: ...
+    def ready(self) -> None: ...
+
+
+class HttpConnection(asyncio.Protocol):
+    transport: asyncio.Transport
+    parser: HttpRequestParser
+
+    def __init__(self, shared: Connections, limits: Limits) -> None:
+        self.shared = shared
+        self.client: tuple[str, int] | None = None
+        self.loop = asyncio.get_running_loop()
+        self.write_paused = False
         self._limits = limits
-        self._open: deque[RequestResponseCycle] = deque()  # requests without a complete answer, oldest first
+        self._open: deque[AnyExchange] = deque()  # requests without a complete answer, oldest first
+        self._exchange: AnyExchange | None = None  # the newest
         self._awaited: Literal["", "head", "body", "end"] = "head"  # the part that the client has begun, or owes us
-        self._since_s = self.loop.time()
-        self._body_since_s = self._since_s
+        self._since_s = self._body_since_s = self._idle_since_s = self.loop.time()
         self._spare = False
         self._spoken = False  # whether a byte has ever come
+        self._read_paused = False
         self._head_bytes = 0
         self._undigested_bytes = 0  # bytes that the parser has taken without telling us anything
         self._refusal: ApiError | None = None
         self._declined = b""  # the head that asks for another protocol, without that
+        self._url = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._new_parser()
+
+    def _new_parser(self) -> None:
+        self.parser = HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # more requests may follow
+
+    def _exchange_for(self, method: str, version: str, *, keep_alive: bool, waits_for_100: bool) -> AnyExchange:
+        """Make the exchange of a request whose head is complete; raise ApiError to refuse it and end the connection."""
+        raise NotImplementedError
 
     # ---- the connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        beyond = len(self.connections) - self._limits.connections
+        self.transport = transport
+        self.client = address_of(transport, "peername")
+        self.shared.open.add(self)
+        beyond = len(self.shared.open) - self._limits.connections
         if beyond > self._limits.spare_connections:
             transport.abort()
-        elif beyond > 0:
-            self._spare = True
-            self.app = _only_probes(self.app)
+        self._spare = beyond > 0
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        # Uvicorn's own tells only the last of pipelined requests, and may leave a timer.
-        for cycle in self._open:
-            cycle.disconnected = True
-            cycle.message_event.set()
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        self.shared.open.discard(self)
+        for exchange in self._open:
+            exchange.disconnected = True
+            exchange.set()
         self._open.clear()
-        super().connection_lost(exc)
-        self._unset_keepalive_if_required()  # left running where the client reset the connection
         # Both lead back to us: such a cycle of references would wait for the collector, with all headers.
-        self.cycle = self.scope = None  # type: ignore[assignment]
+        self._exchange = None
+        del self.parser
 
     def shutdown(self) -> None:
         """Finish responses in progress, and close connections whose request is incomplete."""
-        for cycle in self._open:
-            cycle.keep_alive = False
+        for exchange in self._open:
+            exchange.keep_alive = False
         if not self._open or (self._awaited == "body" and self._has_turn()):
             self.transport.close()
 
@@ -99,50 +136,58 @@ class HttpProtocol(HttpToolsProtocol):
         elif now and not (self._awaited and self._spoken):
             self.transport.close()
 
-    def abort(self) -> None:
-        self.transport.abort()
-
     def data_received(self, data: bytes) -> None:
-        if self._awaited != "end":
-            self._spoken = True
-            if not self._awaited and not self._open:
-                self._await("head")  # perhaps a stray line end; but it has stopped the timer of idle connections
-            elif self._awaited == "body":
-                self._since_s = self.loop.time()
-            self._undigested_bytes += len(data)
-            self._unset_keepalive_if_required()
-            self._feed(data)
-            if self._undigested_bytes > self._limits.head_bytes and not self._is_cut_off():
-                self._refuse(self._too_large())
-        if len(data) >= LONG_READ_BYTES:
-            self._let_others_read()
-
-    def _let_others_read(self) -> None:
-        """Continue reading in the next loop iteration: libuv would read 32 times first, 8 MB for each client."""
-        if not self.transport.is_closing():
+        if len(data) >= LONG_READ_BYTES and not self.transport.is_closing():
+            # Read on in the next iteration: libuv would read 32 times first, 8 MB for each client.
             self.transport.pause_reading()
             self.loop.call_soon(self._read_on)
+        if self._awaited == "end":
+            return
+        self._spoken = True
+        if not self._awaited and not self._open:
+            self._await("head")  # perhaps a stray line end; but the connection is not idle any more
+        elif self._awaited == "body":
+            self._since_s = self.loop.time()
+        self._undigested_bytes += len(data)
+        try:
+            while True:
+                try:
+                    self.parser.feed_data(data)
+                    break
+                except HttpParserUpgrade as upgrade:
+                    # We decline, and read the head again, without the upgrade.
+                    data = b"".join((self._declined, memoryview(data)[upgrade.args[0] :]))
+                    self._declined = b""
+                    self._new_parser()  # the old one reads no more where the connection is to close
+        except HttpParserError:  # also for what our own methods refuse
+            self._refuse(self._refusal or invalid("Invalid HTTP request received."))
+        if self._undigested_bytes > self._limits.head_bytes:
+            self._refuse(self._too_large())
 
     def _read_on(self) -> None:
-        if not (self.flow.read_paused or self.transport.is_closing()):
+        if not (self._read_paused or self.transport.is_closing()):
             self.transport.resume_reading()
 
-    def _feed(self, data: bytes) -> None:
-        """Feed the parser; after an upgrade request, which we decline, feed it the head again without the upgrade."""
-        while True:
-            try:
-                self.parser.feed_data(data)
-                return
-            except HttpParserUpgrade as upgrade:
-                data = b"".join((self._declined, memoryview(data)[upgrade.args[0] :]))
-                self._declined = b""
-                parser = HttpRequestParser(self)
-                parser.set_dangerous_leniencies(lenient_data_after_close=True)  # uvicorn does the same
-                self.parser = parser  # the old one reads no more where the connection is to close
-            except HttpParserError:
-                self.logger.warning("Invalid HTTP request received.")
-                self.send_400_response("Invalid HTTP request received.")
-                return
+    def pause_reading(self) -> None:
+        if not (self._read_paused or self.transport.is_closing()):
+            self._read_paused = True
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._read_paused:
+            self._read_paused = False
+            if not self.transport.is_closing():
+                self.transport.resume_reading()
+
+    def pause_writing(self) -> None:
+        self.write_paused = True
+        if self._open:
+            self._open[0].full()
+
+    def resume_writing(self) -> None:
+        self.write_paused = False
+        if self._open:
+            self._open[0].ready()
 
     # ---- what the parser finds
 
@@ -154,117 +199,137 @@ class HttpProtocol(HttpToolsProtocol):
             self._open[-1].keep_alive = False
             self._awaited = "end"
             raise _Enough
-        self._undigested_bytes = 0
         if self._awaited != "head":
             self._await("head")
-        self._head_bytes = 0
-        super().on_message_begin()
+        self._undigested_bytes = self._head_bytes = 0
+        self._url, self._headers = b"", []
 
     def on_url(self, url: bytes) -> None:
-        self._count_head(len(url))
-        super().on_url(url)
+        self._undigested_bytes = 0
+        self._head_bytes += len(url)
+        if self._head_bytes > self._limits.head_bytes:
+            raise self._enough(self._too_large())
+        self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._count_head(len(name) + len(value) + 4)  # trailers are counted with the head
-        super().on_header(name, value)
+        self._undigested_bytes = 0
+        size = self._head_bytes = self._head_bytes + len(name) + len(value) + 4  # trailers are counted with the head
+        if size > self._limits.head_bytes:
+            raise self._enough(self._too_large())
+        self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        self._digested()
-        if self.parser.should_upgrade():
+        self._undigested_bytes = 0
+        parser = self.parser
+        if parser.should_upgrade():
             self._decline_upgrade()
             return
-        self._check_head()
-        try:
-            self.url = parse_target(self.url, self.headers).raw
-        except ApiError as error:
-            self._refusal = error
-            raise _Enough from error
-        self._begin_cycle()
-
-    def _check_head(self) -> None:
-        """Refuse what the parser takes although servers read it differently."""
-        hosts = 0
-        for name, value in self.headers:
+        version = parser.get_http_version()
+        is_old, waits, hosts = version == "1.0", False, 0
+        for name, value in self._headers:
             if name == b"host":
                 hosts += 1
             elif name == b"transfer-encoding" and value.strip(b" \t").lower() != b"chunked":
                 # The parser reads `gzip, chunked` as chunked, and what comes out would be taken for the body.
                 message = "a Transfer-Encoding other than chunked is not known here; send the body as it is, or chunked"
-                self._refusal = ApiError(501, message, code="transfer_encoding_unknown")
-                raise _Enough
-        if hosts != 1 and (hosts or self.parser.get_http_version() != "1.0"):
+                raise self._enough(ApiError(501, message, code="transfer_encoding_unknown"))
+            elif name == b"expect":
+                # A client of 1.0 would take 100 for its answer (RFC 9110, 10.1.1).
+                waits = value.lower() == b"100-continue" and not is_old
+        if hosts != 1 and (hosts or not is_old):
+            # The parser takes it, although servers read it differently.
             message = f"the request has {hosts} Host headers; send one (RFC 9112, 3.2)"
-            self._refusal = invalid(message, code="invalid_host")
-            raise _Enough
+            raise self._enough(invalid(message, code="invalid_host"))
+        lasts = not (is_old or self._spare or self.shared.retiring) and parser.should_keep_alive()
+        method = parser.get_method().decode("ascii")
+        try:
+            exchange = self._exchange_for(method, version, keep_alive=lasts, waits_for_100=waits)
+        except ApiError as error:
+            raise self._enough(error) from error
+        self._headers = []  # trailers are no headers of the request (RFC 9110, 6.5.1)
+        self._exchange = exchange
+        self._open.append(exchange)
+        self._await("body")
+        if len(self._open) == 1:
+            exchange.begin()
 
     def _decline_upgrade(self) -> None:
         """Answer in HTTP/1.1, as a server may (RFC 9110, 7.8), and read the body, which the parser would leave out."""
-        headers = [(name, value) for name, value in self.headers if name != b"upgrade"]
-        if len(headers) == len(self.headers):  # CONNECT is no request for another protocol here, but for another host
-            self._refusal = invalid("CONNECT asks for a tunnel; this server is no proxy")
-            raise _Enough
+        headers = [(name, value) for name, value in self._headers if name != b"upgrade"]
+        if len(headers) == len(self._headers):  # CONNECT is no request for another protocol here, but for another host
+            raise self._enough(invalid("CONNECT asks for a tunnel; this server is no proxy"))
         method, version = self.parser.get_method(), self.parser.get_http_version().encode()
         lines = b"".join(b"%b: %b\r\n" % header for header in headers)
-        self._declined = b"%b %b HTTP/%b\r\n%b\r\n" % (method, self.url, version, lines)
-
-    def _begin_cycle(self) -> None:
-        """Pass the request to the app; `url` is parsed and normalized."""
-        if self.parser.get_http_version() == "1.0":
-            self.expect_100_continue = False  # such a client would take 100 for its answer (RFC 9110, 10.1.1)
-        super().on_headers_complete()
-        self.headers = []  # trailers are no headers of the request (RFC 9110, 6.5.1)
-        self._open.append(self.cycle)
-        self._await("body")
-        if self._spare or self.server_state.retiring:
-            self.cycle.keep_alive = False
+        self._declined = b"%b %b HTTP/%b\r\n%b\r\n" % (method, self._url, version, lines)
 
     def on_body(self, body: bytes) -> None:
-        self._digested()
-        super().on_body(body)
-        self.pause_if_early()
+        self._undigested_bytes = 0
+        exchange = self._exchange
+        if exchange is not None and not exchange.response_complete:
+            exchange.body += body
+            if len(exchange.body) > exchange.unheeded_bytes:
+                exchange.set()
+            if len(self._open) > 1:
+                self.pause_if_early()
 
     def pause_if_early(self) -> None:
         """Pause reading while pipelined requests have long bodies: they are not admitted yet."""
-        if len(self._open) > 1 and not self.transport.is_closing():
-            waiting = islice(self._open, 1, None)
-            if sum(len(cycle.body) for cycle in waiting) > MAX_EARLY_BYTES:
-                self.flow.pause_reading()
+        if sum(len(exchange.body) for exchange in islice(self._open, 1, None)) > MAX_EARLY_BYTES:
+            self.pause_reading()
 
     def on_message_complete(self) -> None:
         if self._declined:
             return
-        self._digested()
-        if not self._is_cut_off():
+        self._undigested_bytes = 0
+        if self._awaited != "end":
             self._awaited = ""
-        super().on_message_complete()
+        exchange = self._exchange
+        if exchange is not None and not exchange.response_complete:
+            exchange.more_body = False
+            exchange.set()
 
-    def on_response_complete(self) -> None:
+    def _enough(self, error: ApiError) -> "_Enough":
+        self._refusal = error
+        return _Enough()
+
+    # ---- the answers
+
+    def answered(self, *, keep_alive: bool, unread: bool) -> None:
+        """The oldest exchange is answered; `unread`: its body has not come to its end."""
+        if not keep_alive:
+            if unread:
+                # Discard input for a moment first: a client that still sends would not read the response.
+                self._await("end")
+                self.resume_reading()
+                self._write_eof()
+            else:
+                self.transport.close()
         if self._open:
             self._open.popleft()
-        super().on_response_complete()
-        self.pause_if_early()
+        if self.transport.is_closing():
+            return
+        if self._read_paused:
+            self.resume_reading()
+        if self._open:
+            self._open[0].begin()
+            self.pause_if_early()
+        else:
+            self._idle_since_s = self.loop.time()
 
-    def send_400_response(self, msg: str) -> None:
-        """Called for any input that the parser rejects, including our own refusals."""
-        if not self._is_cut_off():
-            self._refuse(self._refusal or invalid(msg))
-
-    def _count_head(self, size: int) -> None:
-        self._digested()
-        self._head_bytes += size
-        if self._head_bytes > self._limits.head_bytes:
-            self._refusal = self._too_large()
-            raise _Enough
-
-    def _digested(self) -> None:
-        self._undigested_bytes = 0
+    def _write_eof(self) -> None:
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
 
     # ---- limits
 
     def end_if_overdue(self, now_s: float) -> None:
-        if not self._awaited or self.transport.is_closing():
+        if self.transport.is_closing():
             return
-        if not self._is_cut_off() and (self.flow.read_paused or not self._has_turn()):
+        if not self._awaited:
+            if not self._open and now_s - self._idle_since_s > KEEP_ALIVE_S:
+                self.transport.close()
+            return
+        if self._awaited != "end" and (self._read_paused or not self._has_turn()):
             self._since_s = self._body_since_s = now_s  # the client is waiting for us
             return
         waited_s = now_s - self._since_s
@@ -282,34 +347,33 @@ class HttpProtocol(HttpToolsProtocol):
         self._awaited = awaited
         self._since_s = self._body_since_s = self.loop.time()
 
-    def _is_cut_off(self) -> bool:
-        return self._awaited == "end"
-
     def _has_turn(self) -> bool:
         """Tell whether all requests before the one being received have been answered."""
-        return not self._open or (self._awaited == "body" and self._open[0] is self.cycle)
+        return not self._open or (self._awaited == "body" and self._open[0] is self._exchange)
 
     def _refuse(self, error: ApiError) -> None:
         """Send the refusal unless a response has started, and close once the client can have read it."""
+        if self._awaited == "end":
+            return
         if self._open and self._awaited != "body":  # requests that came whole before it are answered first
             self._open[-1].keep_alive = False
             self._await("end")
             return
-        begun = self._open and (not self._has_turn() or self._open[0].response_started)
+        exchange = self._exchange if self._awaited == "body" else None
+        begun = exchange is not None and (exchange.response_started or not self._has_turn())
         self._await("end")
         if begun or not self._spoken or self.transport.is_closing():
             self.transport.close()
             return
         body = error.body()
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-        self.transport.write(STATUS_LINE[error.status] + head + body)
-        for cycle in self._open:
-            cycle.disconnected = True  # nothing more is written
-            cycle.message_event.set()
+        self.transport.write(STATUS_LINES[error.status] + head + body)
+        for unanswered in self._open:
+            unanswered.disconnected = True  # nothing more is written
+            unanswered.set()
         self._open.clear()
-        self.flow.resume_reading()
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
+        self.resume_reading()
+        self._write_eof()
 
     def _too_large(self) -> ApiError:
         message = f"the headers have more than {self._limits.head_bytes} bytes; send less"
@@ -324,15 +388,6 @@ class _Enough(Exception):
     """Stops the parser."""
 
 
-def _only_probes(app: Any) -> ASGIApp:
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] == PROBE:
-            await app(scope, receive, send)
-        else:
-            message = "too many connections are open; try again, or close some"
-            error = ApiError(
-                503, message, "service_unavailable", code="too_many_connections", headers={"Retry-After": "1"}
-            )
-            await error_response(error)(scope, receive, send)
-
-    return answer
+def address_of(transport: asyncio.BaseTransport, end: str) -> tuple[str, int] | None:
+    address: Any = transport.get_extra_info(end)
+    return (str(address[0]), int(address[1])) if isinstance(address, tuple) and len(address) >= 2 else None

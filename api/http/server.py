@@ -1,22 +1,23 @@
-"""uvicorn with the limits of `connection`, on a socket that is already bound."""
+"""A server of HTTP/1 connections, and how its process listens and ends."""
 
 import asyncio
 import contextlib
 import resource
 import signal
 import socket
-from collections.abc import Iterator
+import ssl
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
 import msgspec
-import uvicorn
+from starlette.types import ASGIApp
 
-from api.http.connection import HttpProtocol, Limits, State
+from api.http.connection import Connections, HttpConnection, Limits
+from api.http.exchange import AsgiConnection
 
-KEEP_ALIVE_S = 75  # longer than routers and clients keep idle connections, so that none is closed under a request
-CLOSING_LIMIT_S = 1  # the time for answers that were cut short to reach their clients
-TICKS_PER_SWEEP = 10  # uvicorn counts ten a second
+CLOSING_LIMIT_S = 1.0  # the time for answers that were cut short to reach their clients
+CLOSING_LOOK_S = 0.01
 SWEEP_S = 1.0
 OWN_FILES = 128  # files that are no connections, or spare ones
 BACKLOG = 2048
@@ -47,78 +48,62 @@ def hold(host: str, port: int, *, first: bool) -> socket.socket:
     return held
 
 
-class HttpServer(uvicorn.Server):
-    """A uvicorn server without signal handlers: a replica drains first."""
+class HttpServer:
+    """Serves connections on sockets that are already bound, until `end` is called."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
-        self._ends = asyncio.Event()
-        super().__init__(config)
-        self.server_state: State = State()
+    def __init__(self, connect: Callable[[Connections], HttpConnection], tls: ssl.SSLContext | None = None) -> None:
+        self.connections = Connections()
         self.listening = asyncio.Event()
+        self._connect = partial(connect, self.connections)
+        self._tls = tls
+        self._ends = asyncio.Event()
 
-    @property
-    def should_exit(self) -> bool:
-        return self._ends.is_set()
+    async def serve(self, sockets: Sequence[socket.socket]) -> None:
+        loop = asyncio.get_running_loop()
+        options: dict[str, Any] = {"ssl": self._tls, "backlog": BACKLOG}
+        servers = [await loop.create_server(self._connect, sock=listener, **options) for listener in sockets]
+        self.listening.set()
+        try:
+            while not self._ends.is_set():
+                await _within(SWEEP_S, self._ends.wait())
+                for connection in list(self.connections.open):
+                    connection.end_if_overdue(loop.time())
+        finally:
+            for server in servers:
+                server.close()
+        for connection in list(self.connections.open):
+            connection.shutdown()
+        # What is left then is cut off, and its requests end by themselves.
+        await _within(CLOSING_LIMIT_S, self._all_over())
+        for connection in self.connections.open:
+            connection.transport.abort()
+        await _within(CLOSING_LIMIT_S, self._all_over())
+        for task in self.connections.tasks:
+            task.cancel()
 
-    @should_exit.setter
-    def should_exit(self, value: bool) -> None:
-        if value:
-            self._ends.set()
-        else:
-            self._ends.clear()
+    async def _all_over(self) -> None:
+        while self.connections.open or self.connections.tasks:
+            await asyncio.sleep(CLOSING_LOOK_S)
 
-    async def main_loop(self) -> None:
-        """As uvicorn's, which wakes ten times a second to see whether it should end."""
-        counter = 0
-        while not await self.on_tick(counter):
-            counter += TICKS_PER_SWEEP
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(SWEEP_S):
-                    await self._ends.wait()
-
-    async def on_tick(self, counter: int) -> bool:
-        if counter % TICKS_PER_SWEEP == 0:
-            now_s = asyncio.get_running_loop().time()
-            for connection in self._connections():
-                connection.end_if_overdue(now_s)
-        return await super().on_tick(counter)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        # Uvicorn cancels what is left then, which ends in a traceback each; a request without a client ends by itself.
-        cut = asyncio.get_running_loop().call_later(CLOSING_LIMIT_S, self._cut)
-        await super().shutdown(sockets)
-        cut.cancel()
+    def end(self) -> None:
+        self._ends.set()
 
     def retire(self, *, now: bool) -> None:
         """Close connections after their open response: those that can still announce it, or all of them with `now`."""
-        self.server_state.retiring = True
-        for connection in self._connections():
+        self.connections.retiring = True
+        for connection in list(self.connections.open):
             connection.retire(now=now)
-
-    def _cut(self) -> None:
-        for connection in self._connections():
-            connection.abort()
-
-    def _connections(self) -> list[HttpProtocol]:
-        return [connection for connection in self.server_state.connections if isinstance(connection, HttpProtocol)]
 
     async def serve_accepted(self, connection: socket.socket) -> None:
         """Serve a connection that another process has accepted."""
-        config, state = self.config, self.lifespan.state
-
-        def protocol() -> asyncio.Protocol:
-            return config.http_protocol_class(config=config, server_state=self.server_state, app_state=state)  # type: ignore[call-arg]
-
         with contextlib.suppress(OSError):  # its client has left, or speaks no TLS
-            await asyncio.get_running_loop().connect_accepted_socket(protocol, connection, ssl=config.ssl)
+            await asyncio.get_running_loop().connect_accepted_socket(self._connect, connection, ssl=self._tls)
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.listening.set()
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+async def _within(limit_s: float, work: Coroutine[None, None, object]) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            await work
 
 
 class Signals:
@@ -144,21 +129,11 @@ def connection_limits(most: int | None = None) -> Limits:
     return msgspec.structs.replace(usual, connections=max(1, min(usual.connections, hard - OWN_FILES)))
 
 
-def http_server(app: object, limits: Limits = Limits(), protocol: object = None, **options: Any) -> HttpServer:  # noqa: B008
-    """A server. `protocol` makes its connections, as HttpProtocol does; `options` are uvicorn's."""
-    return HttpServer(
-        uvicorn.Config(
-            app,  # type: ignore[arg-type]
-            http=protocol or partial(HttpProtocol, limits),  # type: ignore[arg-type]
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=CLOSING_LIMIT_S + 1,
-            backlog=BACKLOG,
-            **options,
-        )
-    )
+def http_server(app: ASGIApp, limits: Limits = Limits()) -> HttpServer:  # noqa: B008 - frozen
+    return HttpServer(partial(AsgiConnection, limits=limits, app=app))
+
+
+def tls_context(certificate: str, key: str | None) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    return context

@@ -38,7 +38,7 @@ class Serving:
 
     async def close(self) -> None:
         self.controller.registry.close()
-        self._server.should_exit = True
+        self._server.end()
         serving, running = self._tasks
         await asyncio.gather(serving, return_exceptions=True)
         running.cancel()

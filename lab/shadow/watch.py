@@ -125,7 +125,7 @@ class Watch:
             while True:
                 await self._placing.take(await mirror.take())
         finally:
-            server.should_exit = True
+            server.end()
             await asyncio.wait([serving])
             mirror.end()
 

@@ -11,8 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from api.errors import ApiError, draining, invalid, queue_full, unknown_model
 from api.generation_apis import GenerationApi, InnerRequest
-from api.http.bodies import MEDIUM_BYTES, Bodies, declared_size
-from api.http.inflater import inflated
+from api.http.bodies import MEDIUM_BYTES, Bodies, declared_size, inflated
 from api.native import PRIORITY_HEADER, Native, is_enveloped, unpack_ids, unwrap, without_envelope
 from api.openai.requests import ChatRequest
 from api.prompts.counting import check_body

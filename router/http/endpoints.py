@@ -15,8 +15,7 @@ from starlette.responses import RedirectResponse, Response
 
 from api.errors import ApiError, draining, invalid, not_found, quoted
 from api.http import documents
-from api.http.bodies import Bodies, declared_size
-from api.http.inflater import inflated
+from api.http.bodies import Bodies, declared_size, inflated
 from api.http.prometheus import CONTENT_TYPE
 from api.http.responses import json_response
 from api.messages.models import listed, shown

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from api.http.connection import Limits
 from api.http.routes import Route, RouteTable
-from api.http.server import connection_limits, http_server
+from api.http.server import HttpServer, connection_limits, tls_context
 from events.sockets.curve import shared_keys
 from router.config import RouterConfig
 from router.core import Router
@@ -19,7 +19,7 @@ from router.dashboard.broadcast import decided
 from router.dashboard.sampling import unserved_by
 from router.http.app import answering, build_app, dashboard_of
 from router.http.at_replicas import expect_clear
-from router.http.front import Openings, front_protocol
+from router.http.front import FrontConnection, Openings
 from router.http.one_answer import answer_of
 from router.http.routes import FORWARDED, ROUTES, named
 from router.members.broken import Broken
@@ -103,9 +103,10 @@ class Front:
         table = RouteTable((*ROUTES, *more))
         self._app = build_app(self.router, self.upkeep, table, self.dashboard, self.colleagues, self.links)
         limits: Limits = connection_limits(config.max_connections)
-        protocol = front_protocol(limits, table, Openings(self.router, (*FORWARDED, *more)))
-        tls = {"ssl_certfile": config.tls_cert, "ssl_keyfile": config.tls_key} if config.tls_cert else {}
-        self._server = http_server(self._app, limits, protocol, **tls)
+        openings = Openings(self.router, (*FORWARDED, *more))
+        connect = partial(FrontConnection, limits=limits, app=self._app, table=table, openings=openings)
+        tls = None if config.tls_cert is None else tls_context(config.tls_cert, config.tls_key)
+        self._server = HttpServer(connect, tls)
         self.picker: PickerServer | None = None
         if config.picker_listen is not None:
             self.picker = self._picker(config.picker_listen, limits, table, (*FORWARDED, *more))
@@ -248,7 +249,7 @@ class Front:
         return life.open_requests
 
     async def close(self) -> None:
-        self._server.should_exit = True
+        self._server.end()
         self.dashboard.broadcast.close()
         if self.picker is not None:
             await self.picker.close()

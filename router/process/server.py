@@ -32,7 +32,6 @@ def serve(config: RouterConfig) -> int:
     map_large_blocks()
     sys.setswitchinterval(SWITCH_S)
     logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # its start and end are reported here
     logging.getLogger("httpx2").setLevel(logging.WARNING)
     logging.getLogger("opentelemetry").setLevel(logging.ERROR)  # it warns of every try to reach a lost collector
     if config.otlp_endpoint is not None:

@@ -14,8 +14,7 @@ from starlette.types import Scope
 
 from api.errors import ApiError, internal
 from api.generation_apis import error_body
-from api.http.bodies import SMALL_BYTES, Bodies, declared_size
-from api.http.inflater import Inflater, inflater_for
+from api.http.bodies import SMALL_BYTES, Bodies, Inflater, declared_size, inflater_for
 
 log = logging.getLogger(__name__)
 
@@ -35,9 +34,9 @@ class Answerer(Protocol):
 class Exchange:
     scope: Scope
     _open: "Callable[[Exchange], None]"
-    # uvicorn's connection reads and sets these, up to `response_complete`:
+    # The connection reads and sets these, up to `response_complete`:
     keep_alive: bool = False
-    waiting_for_100_continue: bool = False
+    waits_for_100: bool = False
     more_body: bool = True
     disconnected: bool = False
     response_started: bool = False
@@ -71,7 +70,7 @@ class Exchange:
         except ApiError as error:
             self.refuse(error)
             return
-        if self.waiting_for_100_continue and self.more_body:
+        if self.waits_for_100 and self.more_body:
             self._let_body_come()
         if self.body or not self.more_body or self.disconnected:
             self.set()
@@ -96,7 +95,6 @@ class Exchange:
         if self.response_complete:
             return
         if not self._begun:
-            self._is_early()
             return
         if self.disconnected:
             self._end()
@@ -196,9 +194,6 @@ class Exchange:
 
     def _let_body_come(self) -> None:
         """Say that the request is admitted: its sender waits for that."""
-
-    def _is_early(self) -> None:
-        """Handle a part of the body that comes before the request's turn."""
 
     def start(self, status: int, headers: bytes, *, length: int | None = None) -> None:
         """Set the head. `headers` are complete lines, but none that frames the body; without a length it is chunked."""

@@ -15,12 +15,11 @@ from typing import Any
 import msgspec
 import uvloop
 
-from api.http.connection import Limits
-from api.http.server import http_server
+from api.http.connection import Connections, Limits
 from router.config import RouterConfig
 from router.core import Router
 from router.http.app import build_app
-from router.http.front import Openings, front_protocol
+from router.http.front import FrontConnection, Openings
 from router.http.routes import FORWARDED, TABLE
 from router.members.facts import Facts, Rank
 from router.members.feeds import Feeds
@@ -99,14 +98,8 @@ class FrontOnWires:
         self.upkeep.apply({spec.name: spec for spec in specs})
         self.connections = [self._connect(member) for member in self.router.members]
         self.router.members.arrange()
-        server = http_server(
-            build_app(self.router, self.upkeep, TABLE),
-            protocol=front_protocol(Limits(), TABLE, Openings(self.router, FORWARDED)),
-        )
-        server.config.load()
-        self.front: Any = server.config.http_protocol_class(  # type: ignore[call-arg]
-            config=server.config, server_state=server.server_state, app_state={}
-        )
+        app = build_app(self.router, self.upkeep, TABLE)
+        self.front = FrontConnection(Connections(), Limits(), app, TABLE, Openings(self.router, FORWARDED))
         self.client = Wire()
         self.front.connection_made(self.client)
 

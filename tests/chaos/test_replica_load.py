@@ -204,11 +204,17 @@ def forget(self, ids):
 
 EngineClient.forget = forget
 """
-UVICORNS_OWN = """
-from api.http.connection import HttpProtocol
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+TELLS_THE_LAST = """
+from api.http.connection import HttpConnection
 
-HttpProtocol.connection_lost = HttpToolsProtocol.connection_lost
+whole = HttpConnection.connection_lost
+
+def lost(self, exc):
+    while len(self._open) > 1:
+        self._open.popleft()
+    whole(self, exc)
+
+HttpConnection.connection_lost = lost
 """
 LONG = {"model": MODEL, "prompt": "x" * 100, "max_tokens": 1900, "stream": True, "ignore_eos": True}
 
@@ -250,16 +256,16 @@ def test_a_client_that_leaves_frees_its_blocks_only_because_the_engine_is_told(f
             served.wait_idle()
 
 
-@pytest.mark.parametrize("uvicorns_own", [False, True], ids=["as it is", "uvicorn's own protocol"])
-def test_a_client_that_leaves_takes_all_its_requests_with_it(uvicorns_own: bool) -> None:
+@pytest.mark.parametrize("last_alone", [False, True], ids=["as it is", "only the last is told"])
+def test_a_client_that_leaves_takes_all_its_requests_with_it(last_alone: bool) -> None:
     """The first of three on one connection runs, and the others wait for it."""
-    program = ("-c", UVICORNS_OWN + RUN) if uvicorns_own else ("-m", "fleet")
+    program = ("-c", TELLS_THE_LAST + RUN) if last_alone else ("-m", "fleet")
     asked = Asked("/v1/completions", LONG | {"stream": False})
     with command(*SMALL, *SLOW, program=program) as served:
         with socket.create_connection(("127.0.0.1", served.port)) as connection:
             connection.sendall(as_http(asked) * 3)
             wait_until(lambda: served.load()["load"]["running"], "the first of them runs")
-        if uvicorns_own:
+        if last_alone:
             check_nobody_is_served(served)
         else:
             served.wait_idle()

@@ -74,7 +74,7 @@ def test_top_level_options_import_no_sub_command(arguments: list[str]) -> None:
     )
 
 
-HEAVY = {"fastapi", "httpx2", "jinja2", "prometheus_client", "ray", "rich", "starlette", "torch", "uvicorn", "uvloop"}
+HEAVY = {"fastapi", "httpx2", "jinja2", "prometheus_client", "ray", "rich", "starlette", "torch", "uvloop"}
 
 
 @pytest.mark.parametrize(

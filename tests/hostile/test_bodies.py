@@ -132,13 +132,13 @@ async def test_bodies_that_wait_for_their_turn_are_read_up_to_a_size(path: str) 
     async with served(ours(wait)) as running, connect(running.port) as client:
         client.send("POST", CHAT, chat())
         await running.opened(1)
-        [connection] = [one for one in running.front._server._connections() if one._open]
+        [connection] = [one for one in running.front._server.connections.open if one._open]
         client.write((head(len(body), path) + body) * 15)
 
         def early() -> int:
             return sum(len(cycle.body) for cycle in list(connection._open)[1:])
 
-        await until(lambda: connection.flow.read_paused or early() > 14 * len(body), "they are read, or are not")
+        await until(lambda: connection._read_paused or early() > 14 * len(body), "they are read, or are not")
         assert early() < 64 * 1024 + 256 * 1024  # and one read of the connection
         go_on.set()
         assert [(await client.answer()).status for _ in range(16)] == [200] * 16
@@ -172,12 +172,12 @@ async def test_a_body_may_come_slowly_but_not_for_ever() -> None:
     async with served(ours()) as running, connect(running.port) as client:
         client.write(head(1000) + b"{")
         await running.opened(1)
-        [connection] = [one for one in running.front._server._connections() if one._open]
+        [connection] = [one for one in running.front._server.connections.open if one._open]
         limits, now_s = connection._limits, asyncio.get_running_loop().time()
         for after_s, told in ((limits.whole_body_s - 1, False), (limits.whole_body_s + 1, True)):
             connection._since_s = now_s + after_s - limits.body_s / 2  # a byte came a little while ago
             connection.end_if_overdue(now_s + after_s)
-            assert connection._is_cut_off() is told
+            assert (connection._awaited == "end") is told
         answer = await client.answer()
         assert (answer.status, answer.error["code"]) == (408, "request_timeout")
 

@@ -109,7 +109,7 @@ async def test_a_connection_that_is_over_needs_no_collector() -> None:
                     await client.head()
                     await client.chunk()
             await until(
-                lambda: not running.front._server.server_state.connections, "the router sees that all have left"
+                lambda: not running.front._server.connections.open, "the router sees that all have left"
             )
             await until(lambda: not count_of(FrontConnection), "connections of clients are forgotten")
             idle = running.member("a").upstream

@@ -167,7 +167,7 @@ async def serving(app: Any) -> AsyncIterator[int]:
         task = asyncio.create_task(server.serve(sockets=[listener]))
         await server.listening.wait()
         yield listener.getsockname()[1]
-        server.should_exit = True
+        server.end()
         await task
 
 

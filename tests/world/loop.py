@@ -123,7 +123,7 @@ def _beyond(what: str) -> NoReturn:
 
 @contextmanager
 def clocks_of(loop: WorldLoop) -> Iterator[None]:
-    """Let `time.time` tell the world's time: uvicorn and the router label what they write with it."""
+    """Let `time.time` tell the world's time: what is written is labelled with it."""
     real = time.time
     time.time = lambda: EPOCH_S + loop.elapsed_s
     try:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.errors import ApiError
-from api.http.inflater import SLICE_BYTES, Inflater, inflated, inflater_for
+from api.http.bodies import SLICE_BYTES, Inflater, inflated, inflater_for
 
 BODY = b'{"model":"m","prompt":"hi"}'
 PACKED = gzip.compress(BODY, mtime=0)  # tests are named by it

@@ -37,7 +37,7 @@ async def serving(
         task = asyncio.create_task(server.serve(sockets=[listener]))
         await server.listening.wait()
         yield listener.getsockname()[1]
-        server.should_exit = True
+        server.end()
         await task
     await engine.close()
 

@@ -15,8 +15,7 @@ from starlette.types import Message
 
 from api.errors import ApiError
 from api.generation_apis import CHAT, COMPLETIONS
-from api.http.bodies import Bodies
-from api.http.inflater import SLICE_BYTES
+from api.http.bodies import SLICE_BYTES, Bodies
 from api.native import REQUEST_TYPE, Native, envelope, pack_ids
 from api.prompts.prompts import Prompts
 from api.tokens.tokenizer import ByteTokenizer

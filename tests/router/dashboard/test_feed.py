@@ -456,8 +456,8 @@ async def stuck(running: Served) -> socket.socket:
     loop = asyncio.get_running_loop()
     await loop.sock_connect(asking, ("127.0.0.1", running.port))
     await loop.sock_sendall(asking, b"GET /dashboard/feed HTTP/1.1\r\nhost: localhost\r\n\r\n")
-    connections = running.front._server.server_state.connections
-    await until(lambda: any(one.flow.write_paused for one in connections), "its buffers are full")  # type: ignore[union-attr]
+    connections = running.front._server.connections.open
+    await until(lambda: any(one.write_paused for one in connections), "its buffers are full")
     return asking
 
 
@@ -511,7 +511,7 @@ async def test_a_reader_that_stops_reading_loses_the_connection(monkeypatch: pyt
         asking = await stuck(running)
         assert count_of(running) == 1
         await alone(running)
-        connections = running.front._server.server_state.connections
+        connections = running.front._server.connections.open
         await until(lambda: not connections, "what it has not read is not kept for it")
         asking.close()
 

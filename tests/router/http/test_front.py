@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -157,9 +158,10 @@ async def test_a_request_that_is_not_admitted_yet_is_not_kept_in_memory(framing:
 
         sending = asyncio.create_task(send_all())
         await until(lambda: taken, "the first is asked")
-        [connection] = running.front._server._connections()
-        await until(lambda: connection.flow.read_paused, "the router reads no further")
-        assert len(connection.cycle.body) < 1_000_000 and not sending.done()
+        [connection] = running.front._server.connections.open
+        newest: Any = connection
+        await until(lambda: newest._read_paused, "the router reads no further")
+        assert len(newest._exchange.body) < 1_000_000 and not sending.done()
         taken[0].answer(GOOD)
         assert (await client.answer()).body == GOOD
         assert (await client.answer()).body == GOOD

@@ -308,7 +308,7 @@ async def test_a_slow_reader_stops_the_replica_instead_of_filling_memory() -> No
         [attempt] = running.router._attempts
         await until(lambda: attempt.sending.paused, "the replica is stopped")
         await until(stalled, "nothing more comes")
-        [connection] = running.front._server._connections()
+        [connection] = running.front._server.connections.open
         assert connection.transport.get_write_buffer_size() < 2_000_000
         client.leave()
 

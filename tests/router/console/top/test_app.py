@@ -305,7 +305,7 @@ async def test_a_router_that_goes_away_is_missed_and_found_again() -> None:
         async with shown(f"http://127.0.0.1:{port}") as screen:
             await running.idle()
             running.front._server.servers[0].close()
-            for connection in running.front._server._connections():
+            for connection in running.front._server.connections.open:
                 connection.abort()
             await screen.until_text("NO ANSWER, figures", "s old: ")
             assert screen.rows("replica") == ["r0", "r1"]
