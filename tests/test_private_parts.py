@@ -37,13 +37,9 @@ def test_ray_has_every_private_name_that_we_use(module: str, names: set[str]) ->
 
 def test_rays_node_has_every_name_that_we_use() -> None:
     from ray._private.node import Node
-    from ray._private.services import ProcessInfo
 
     switched_off = {"start_api_server", "start_log_monitor", "start_monitor"}  # fleet.on_ray.local.init
-    assert not {*switched_off, "get_gcs_client", "get_logs_dir_path", "start_gcs_server"} - set(dir(Node))
-    set_by_it = inspect.getsource(Node)
-    assert all(f"self.{name}" in set_by_it for name in ("_gcs_address", "_gcs_client", "all_processes"))
-    assert "process" in ProcessInfo._fields
+    assert not {*switched_off, "get_logs_dir_path"} - set(dir(Node))
 
 
 def test_rays_actor_handles_tell_their_ids_and_init_takes_what_we_give() -> None:

@@ -4,7 +4,6 @@ Two of Ray's processes would otherwise linger for half a minute when the others 
 """
 
 import os
-import shutil
 import signal
 import time
 from contextlib import suppress
@@ -12,8 +11,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 LOOK_S = 0.02
-SHARED_MEMORY = Path("/dev/shm")
-STORE_BYTES = 64 * 1024 * 1024  # this much has to be free; about one MiB is used
 LIMIT_S = 10.0
 
 
@@ -58,44 +55,10 @@ def kill_session(session: int, but: int = 0) -> None:
         time.sleep(LOOK_S)
 
 
-def clear_session(session: int) -> None:
-    kill_session(session)
-    remove_store(session)
-
-
 def clear_orphans(session: int) -> None:
-    """Clear the rest of a session whose leader was reaped; one with a leader is a new session."""
+    """Kill the rest of a session whose leader was reaped; one with a leader is a new session."""
     if all(each.pid != session for each in processes()):
-        clear_session(session)
-
-
-def make_store(session: int) -> Path | None:
-    """Make a folder for the state of this session's GCS, in memory: a full disk would end a GCS that writes to it.
-
-    None: there is no room, or somebody else has taken the name.
-    """
-    path = _store(session)
-    try:
-        if os.statvfs(SHARED_MEMORY).f_bavail * os.statvfs(SHARED_MEMORY).f_frsize < STORE_BYTES:
-            return None
-        remove_store(session)  # an earlier process with this number has left it
-        path.mkdir(mode=0o700)
-    except OSError:
-        return None
-    return path
-
-
-def remove_store(session: int) -> None:
-    """Several processes may do it at once, while the last threads of a GCS that was killed still write."""
-    path, end_s = _store(session), time.monotonic() + LIMIT_S
-    with suppress(FileNotFoundError):
-        while path.lstat().st_uid == os.geteuid() and time.monotonic() < end_s:
-            shutil.rmtree(path, ignore_errors=True)  # this follows no link
-            time.sleep(LOOK_S)
-
-
-def _store(session: int) -> Path:
-    return SHARED_MEMORY / f"warmroute-gcs-{session}"
+        kill_session(session)
 
 
 def watch_over(session: int) -> None:
@@ -118,5 +81,5 @@ def watch_over(session: int) -> None:
     for descriptor in (0, 1, 2):
         os.dup2(nothing, descriptor)
     os.read(reading, 1)
-    clear_session(session)
+    kill_session(session)
     os._exit(0)

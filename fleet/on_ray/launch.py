@@ -14,24 +14,23 @@ import tempfile
 import threading
 import time
 import traceback
+from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
 
 from api.process.lifeline import die_with_parent, parent_pid
-from fleet.on_ray.cleanup import kill_session, lead_a_session, remove_store, watch_over
-from fleet.on_ray.local import init, private_folder, servers, set_environment, too_long
+from fleet.on_ray.cleanup import kill_session, lead_a_session, watch_over
+from fleet.on_ray.local import GCS, RAYLET, init, private_folder, servers, set_environment, too_long
 from fleet.on_ray.orders import Launched, Order, Trouble, decode_order, encode
 from fleet.on_ray.settings import joined_environment
-from fleet.on_ray.watchdog import RayWatchdog
-from fleet.tasks import first
 
 CONNECT_S = 3.0
 JOIN_S = 15.0  # Ray waits forever if the token is wrong
 BEGIN_S = 60.0  # the time for the controller's actor: a node may have to load much to start it
+LOOK_S = 2.0
 HANGS_S = 30.0  # a controller that gives no answer for so long is replaced
 SHUTDOWN_S = 2.0
 TRIES = 3  # to find a controller that does not just end
@@ -92,34 +91,44 @@ def _run_local(order: Order, answers: Any, session: int) -> NoReturn:
             raise LaunchFailed(why)
     except PermissionError as error:
         raise LaunchFailed(str(error)) from error
-    set_environment(session)
+    set_environment()
     init(folder)
     launched = begin(order)
-    watchdog = RayWatchdog(servers(), partial(heal_controller, order.namespace), _say)
     answers.write(encode(launched) + b"\n")
-    over = asyncio.run(_until_the_end(watchdog))
+    over = asyncio.run(until_the_end(servers(), order.namespace))
     if over is not None:
         raise LaunchFailed(f"Ray's {over} has died; its logs are in {launched.logs}")
     _shut_down()
     kill_session(session, but=os.getpid())
-    remove_store(session)
     os._exit(0)
 
 
-async def _until_the_end(watchdog: RayWatchdog) -> str | None:
-    """Return the part of Ray that has ended; None when asked to end."""
-    loop, end = asyncio.get_running_loop(), asyncio.Event()
+async def until_the_end(pids: Mapping[str, int], namespace: str) -> str | None:
+    """Return the one of Ray's servers (`pids`) that has died; None when asked to end. Without any there is no Ray."""
+    loop, over = asyncio.get_running_loop(), threading.Event()
+    ended: asyncio.Queue[str | None] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, end.set)
-    threading.Thread(target=_read_to_the_end, args=(loop, end), daemon=True).start()
-    over, ending = asyncio.create_task(watchdog.until_over()), asyncio.create_task(end.wait())
-    done = await first(over, ending)
-    return over.result() if over in done and not end.is_set() else None
+        loop.add_signal_handler(number, ended.put_nowait, None)
+    for name in (GCS, RAYLET):
+        try:
+            loop.add_reader(os.pidfd_open(pids[name]), ended.put_nowait, name)
+        except (KeyError, ProcessLookupError):  # it has died before anybody could look
+            return name
 
+    def read_to_the_end() -> None:
+        sys.stdin.buffer.read()
+        loop.call_soon_threadsafe(ended.put_nowait, None)
 
-def _read_to_the_end(loop: asyncio.AbstractEventLoop, end: asyncio.Event) -> None:
-    sys.stdin.buffer.read()
-    loop.call_soon_threadsafe(end.set)
+    def look_after_the_controller() -> None:  # Ray's calls block
+        while not over.wait(LOOK_S):
+            heal_controller(namespace)
+
+    for work in (read_to_the_end, look_after_the_controller):
+        threading.Thread(target=work, daemon=True).start()
+    try:
+        return await ended.get()
+    finally:
+        over.set()
 
 
 def _shut_down() -> None:

@@ -2,22 +2,17 @@
 
 import os
 import stat
-import threading
 from contextlib import suppress
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
-from fleet.on_ray.cleanup import make_store, processes
+from fleet.on_ray.cleanup import processes
 from fleet.on_ray.settings import LOOPBACK, local_environment
 
 LONGEST_SOCKET = 107  # bytes of a Unix socket's path
 OPEN_TO_ALL = "s"  # Ray's own folder, in a private one
 SESSION = f"/{OPEN_TO_ALL}/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 OBJECT_STORE_BYTES = 75 * 1024 * 1024  # the least that Ray takes; nothing is kept there
-WITH_A_STORE = (2, 60)  # the first Ray whose GCS can keep its state on a disk
 GCS, RAYLET = "gcs_server", "raylet"
-_STARTING = threading.Lock()  # held while the node has no GCS
 CPUS = 1000  # no limit: the user decides how many replicas one machine takes
 
 
@@ -51,13 +46,11 @@ def too_long(folder: Path) -> str | None:
     )
 
 
-def set_environment(session: int) -> None:
+def set_environment() -> None:
     """To be called before Ray is imported; no setting of another Ray in the environment counts."""
     for name in [name for name in os.environ if name.startswith("RAY_")]:
         del os.environ[name]
-    major, minor = version("ray").split(".")[:2]
-    keeps_a_store = (int(major), int(minor)) >= WITH_A_STORE
-    os.environ.update(local_environment(make_store(session) if keeps_a_store else None))
+    os.environ.update(local_environment())
 
 
 def init(folder: Path) -> None:
@@ -78,41 +71,6 @@ def init(folder: Path) -> None:
         _node_ip_address=LOOPBACK,
         _temp_dir=str(folder / OPEN_TO_ALL),
     )
-
-
-def start_gcs_again() -> int:
-    """Restart the GCS on its state and port; return its pid."""
-    from ray._private import worker
-
-    node: Any = worker._global_node
-    with _STARTING:
-        for died in node.all_processes.pop(GCS):
-            died.process.wait()
-        client, node._gcs_client, node._gcs_address = node._gcs_client, None, None  # `start_gcs_server` demands this
-        try:
-            node.start_gcs_server()
-        finally:
-            node._gcs_client = client
-        pid: int = node.all_processes[GCS][0].process.pid
-        return pid
-
-
-def raylet_lives(within_s: float) -> bool | None:
-    """True if the GCS counts the only node as alive, as it does for a minute after its raylet began to hang.
-
-    None: the GCS does not answer.
-    """
-    from ray._private import worker
-    from ray.exceptions import RayError
-
-    node: Any = worker._global_node
-    with _STARTING:  # else Ray would make a client of a GCS that is not there
-        client = node.get_gcs_client()
-    try:
-        found = client.get_all_node_info(timeout=within_s)
-    except RayError:
-        return None
-    return any(each.state == each.ALIVE for each in found.values())
 
 
 def servers() -> dict[str, int]:

@@ -7,20 +7,14 @@ from pathlib import Path
 
 NAMESPACE = "warmroute"
 LOOPBACK = "127.0.0.1"
-RECONNECT_S = 3600  # its launcher starts the GCS again, or ends all of it
 
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_COLOR_PREFIX": "0"}
 
 
-def local_environment(store: Path | None = None) -> dict[str, str]:
-    """Return the settings of a Ray of our own: on loopback only, with a random token.
-
-    The GCS keeps its state in the folder `store`; without one the state ends with its process.
-    """
-    kept = {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(store)} if store else {}
+def local_environment() -> dict[str, str]:
+    """Return the settings of a Ray of our own: on loopback only, with a random token."""
     return {
         **_QUIET,
-        **kept,
         # Otherwise it kills every actor when the machine is short of memory, even for other programs' use.
         "RAY_memory_monitor_refresh_ms": "0",
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray would listen on all addresses
@@ -28,7 +22,6 @@ def local_environment(store: Path | None = None) -> dict[str, str]:
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_prestart_worker_first_driver": "0",
         "RAY_worker_niceness": "0",  # replicas would have nice 15, and starve beside any other program
-        "RAY_gcs_rpc_server_reconnect_timeout_s": str(RECONNECT_S),
     }
 
 

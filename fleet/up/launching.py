@@ -16,7 +16,7 @@ from fleet.control.controller import Controller, StateStore, room_here
 from fleet.control.hosts import LocalHosts
 from fleet.control.serving import Serving
 from fleet.host.child import LAST_LINES, open_log
-from fleet.on_ray.cleanup import clear_orphans, clear_session
+from fleet.on_ray.cleanup import clear_orphans, kill_session
 from fleet.on_ray.orders import Launched, Order, Trouble, decode_answer, encode
 from fleet.on_ray.settings import LOOPBACK
 from fleet.plan import NO_MODELS, FleetPlan
@@ -198,7 +198,7 @@ class OnRay:
         if not self._local:
             self.kill()
         elif child.returncode is None:  # not reaped, so its number is still its own
-            await asyncio.to_thread(clear_session, child.pid)
+            await asyncio.to_thread(kill_session, child.pid)
         else:
             await asyncio.to_thread(clear_orphans, child.pid)
         await child.wait()

@@ -65,13 +65,10 @@ def test_two_chats_share_a_prompt_and_ctrl_c_leaves_nothing() -> None:
         addresses = listening(pids)
         assert len(pids) > 8 and len(addresses) > 8
         assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in pids} == {os.getpriority(os.PRIO_PROCESS, 0)}
-        stores = {f"warmroute-gcs-{pid}" for pid in pids}  # by the session's number: other fleets have theirs
-        assert len(stores & set(os.listdir("/dev/shm"))) == 1
         assert {address.partition(":")[0] for address in addresses.values()} <= LOOPBACK
         assert running.end(signal.SIGINT) == 0
         assert [pid for pid in pids if is_alive(pid)] == []
         assert listening_now() & set(addresses) == set()
-        assert stores & set(os.listdir("/dev/shm")) == set()
         assert list(running.folder.iterdir()) == []
 
 

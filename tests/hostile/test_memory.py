@@ -108,9 +108,7 @@ async def test_a_connection_that_is_over_needs_no_collector() -> None:
                     client.send("GET", "/dashboard/feed", **LOCAL)
                     await client.head()
                     await client.chunk()
-            await until(
-                lambda: not running.front._server.connections.open, "the router sees that all have left"
-            )
+            await until(lambda: not running.front._server.connections.open, "the router sees that all have left")
             await until(lambda: not count_of(FrontConnection), "connections of clients are forgotten")
             idle = running.member("a").upstream
             await until(lambda: count_of(Connection) == len(idle._idle), "those to replicas are forgotten")
