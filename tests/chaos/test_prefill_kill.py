@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.chaos.replicas import free_ports
 from tests.router.loopback import until
 from tests.router.proxy.nixl_peer import Engine, Fabric
@@ -59,6 +61,7 @@ def _has(answered: list[Answer], count: int) -> bool:
     return len(answered) >= count
 
 
+@pytest.mark.chaos
 async def test_nothing_fails_when_the_prefill_replica_is_killed(tmp_path: Path) -> None:
     answered: list[Answer] = []
 

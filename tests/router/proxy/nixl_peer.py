@@ -1,8 +1,8 @@
 """Scripted engines that hand KV over as vLLM 0.33's NixlConnector does: `kv_transfer_params` in and out.
 
 Their memory is a `Fabric`: what one engine holds for a reader, by engine and request. One read ends it. The real engine
-is in tests/live. `python -m tests.router.proxy.nixl_peer NAME ROLE PORT FOLDER SECONDS` is one engine, which computes
-one prompt at a time for so long.
+is in qualification/engines. `python -m tests.router.proxy.nixl_peer NAME ROLE PORT FOLDER SECONDS` is one engine, which
+computes one prompt at a time for so long.
 """
 
 import asyncio
