@@ -31,18 +31,12 @@ LONG := tests/chaos/test_kv_tiers.py tests/docs/test_walks.py tests/fleet/test_u
 # What waits for Ray and for a few requests disturbs nobody, and what others do beside it hardly matters to it. The long
 # ones come first.
 PATIENT := tests/chaos/test_fleet_nodes.py tests/hostile/test_ray.py tests/hostile/test_other_users.py \
-	tests/hostile/test_silence.py \
-	tests/chaos/test_fleet_rolling.py tests/chaos/test_router_picker.py tests/hostile/test_connections.py \
-	tests/chaos/test_incident_replay.py tests/chaos/test_router_otlp.py tests/chaos/test_router_engines.py \
-	tests/chaos/test_router_openai.py tests/chaos/test_router_messages.py tests/chaos/test_router_responses.py
-# These try many requests, and no answer is late.
-BUSY := tests/chaos/test_router_schema.py tests/chaos/test_replica_schema.py \
-	tests/chaos/test_router_agents.py tests/chaos/test_kv_tiers.py \
-	tests/chaos/test_router_workers.py tests/chaos/test_router_shares.py tests/chaos/test_router_usage.py
+	tests/hostile/test_silence.py tests/hostile/test_connections.py tests/chaos/test_fleet_rolling.py $(addprefix tests/chaos/test_, \
+	router_picker.py shadow.py incident_replay.py router_from_zero.py router_otlp.py router_engines.py router_openai.py \
+	router_messages.py router_responses.py router_abuse.py)
 # These look at the clock, and want the machine for themselves; the calm ones come first.
-CLOCKED := tests/chaos/test_replica_kill.py tests/chaos/test_router_failure.py
-CLOCKED += $(filter-out $(PATIENT) $(BUSY) $(CLOCKED),$(wildcard tests/chaos/test_*.py)) \
-	tests/hostile/test_large_bodies.py tests/hostile/test_memory.py tests/router/flow/test_traces.py
+CLOCKED := $(addprefix tests/chaos/test_,replica_kill.py router_failure.py replica_load.py router_spread.py stream_chaos.py) \
+	tests/hostile/test_large_bodies.py tests/router/flow/test_traces.py
 # Each worker imports all that the files which it reads import, which takes seconds. So files are chosen by what they say;
 # tests/test_layout.py demands that each test is found so.
 # The router's tests wait most, so they come first: at the end, every worker has something to compute.
@@ -54,7 +48,7 @@ PROPERTIES = -m "hypothesis and not ($(SLOW) or $(ELSEWHERE))" $(shell grep -lr 
 
 .DEFAULT_GOAL := help
 .PHONY: help up test coverage test-slow test-busy test-patient test-clocked test-thorough search test-all qualify lint \
-	fmt types k8s-check k8s-scan triton-check environment tools kubectl bench gpu-kit lock clean
+	fmt types k8s-check k8s-scan triton-check environment tools collect kubectl bench gpu-kit lock clean
 
 help:  ## show these targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -79,6 +73,9 @@ test-patient: $(INSTALLED)
 test-busy: $(INSTALLED)
 	$(BIN)/pytest -n $(SLOW_WORKERS) --dist loadfile --no-loadscope-reorder --timeout 180 $(SLOWEST) \
 		$(LONG) $(filter-out $(PATIENT) $(CLOCKED) $(LONG),$(SLOW_FILES))
+
+collect: $(INSTALLED)
+	$(BIN)/pytest -q --collect-only >/dev/null
 
 test-thorough: $(INSTALLED)
 	$(BIN)/pytest -n auto --timeout 600 --hypothesis-profile=thorough $(PROPERTIES)

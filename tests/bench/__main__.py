@@ -44,16 +44,13 @@ BY_NAME = (
     "disk_kv",
     "enough",
     "kv_tiers",
-    "kv_tiers_beside",
     "lengths",
     "masks",
     "newcomer",
-    "newcomers_live",
     "peers",
     "picker",
     "policies",
     "pictures",
-    "pull",
     "ray_faults",
     "real_model",
     "scale",
@@ -69,9 +66,8 @@ BY_NAME = (
     "soak",
     "terminal",
     "tiered_policies",
-    "usage",
 )
-SIZED = ("native", "checkpoint", "lengths", "kv_tiers", "kv_tiers_beside", "peers", "heap", "shadow")
+SIZED = ("native", "checkpoint", "lengths", "kv_tiers", "peers", "heap", "shadow")
 
 
 def machine() -> str:
