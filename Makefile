@@ -18,46 +18,36 @@ INSTALLED := $(VENV)/.installed
 CHECKOV := build/k8s/bin/checkov
 TRITON_HOME := build/triton$(addprefix -,$(TRITON_VERSION))
 TRITON := $(TRITON_HOME)/.installed
-SLOWEST := --durations 15 --durations-min 4
-SLOW := chaos or browser or peers or grid
-HARDWARE := bench or gpu or live
+SLOW := chaos or browser or peers
+# What `python -m qualification` runs, and what measures.
+ELSEWHERE := bench or gpu or live or grid
 # Tests wait for other processes half of the time.
 WORKERS ?= $(shell echo $$(( 3 * $$(getconf _NPROCESSORS_ONLN) )))
 # Of these tests more compute, and what is late is a failure.
-BUSY_WORKERS ?= $(shell echo $$(( 3 * $$(getconf _NPROCESSORS_ONLN) / 2 )))
+SLOW_WORKERS ?= $(shell echo $$(( 3 * $$(getconf _NPROCESSORS_ONLN) / 2 )))
 # Files of some minutes are begun first, so that no worker ends long after the others.
-LONG := tests/docs/test_more_walks.py tests/chaos/test_kv_tiers.py tests/docs/test_walks.py tests/fleet/test_up.py \
-	tests/lab/simulation/test_published.py tests/fleet/test_on_ray.py tests/images/test_router_image.py \
-	tests/k8s/test_drain.py tests/replica/test_native.py tests/replica/test_golden.py tests/bench/test_parts.py \
-	tests/replica/engine/test_scheduler_property.py tests/chaos/test_replica_schema.py tests/chaos/test_router_schema.py \
-	tests/chaos/test_router_random_schemas.py tests/gpu/test_run.py tests/compatibility/test_page.py
+LONG := tests/chaos/test_kv_tiers.py tests/docs/test_walks.py tests/fleet/test_up.py tests/fleet/test_on_ray.py \
+	tests/k8s/test_drain.py tests/replica/test_native.py tests/chaos/test_replica_schema.py tests/chaos/test_router_schema.py
 # What waits for Ray and for a few requests disturbs nobody, and what others do beside it hardly matters to it. The long
 # ones come first.
 PATIENT := tests/chaos/test_fleet_nodes.py tests/hostile/test_ray.py tests/hostile/test_other_users.py \
-	tests/hostile/test_silence.py \
-	tests/chaos/test_fleet_rolling.py tests/chaos/test_router_picker.py tests/hostile/test_connections.py \
-	tests/chaos/test_incident_replay.py tests/chaos/test_router_otlp.py tests/chaos/test_router_engines.py \
-	tests/chaos/test_router_openai.py tests/chaos/test_router_messages.py tests/chaos/test_router_responses.py
-# This takes all of the processors' time while it lasts, which the others would not survive.
-GREEDY := tests/hostile/test_silence.py::test_a_machine_that_is_too_busy_breaks_nothing_off
-# These try many requests, and no answer is late.
-BUSY := tests/chaos/test_router_schema.py tests/chaos/test_replica_schema.py tests/chaos/test_router_random_schemas.py \
-	tests/chaos/test_router_agents.py tests/chaos/test_kv_tiers.py tests/chaos/test_prefill_kill.py \
-	tests/chaos/test_router_workers.py tests/chaos/test_router_shares.py tests/chaos/test_router_usage.py
+	tests/hostile/test_silence.py tests/hostile/test_connections.py tests/chaos/test_fleet_rolling.py $(addprefix tests/chaos/test_, \
+	router_picker.py shadow.py incident_replay.py router_from_zero.py router_otlp.py router_engines.py router_openai.py \
+	router_messages.py router_responses.py router_abuse.py)
 # These look at the clock, and want the machine for themselves; the calm ones come first.
-CLOCKED := tests/chaos/test_replica_kill.py tests/chaos/test_router_failure.py
-CLOCKED += $(filter-out $(PATIENT) $(BUSY) $(CLOCKED),$(wildcard tests/chaos/test_*.py)) \
-	tests/hostile/test_large_bodies.py tests/hostile/test_memory.py tests/router/flow/test_traces.py
+CLOCKED := $(addprefix tests/chaos/test_,replica_kill.py router_failure.py replica_load.py router_spread.py stream_chaos.py) \
+	tests/hostile/test_large_bodies.py tests/router/flow/test_traces.py
 # Each worker imports all that the files which it reads import, which takes seconds. So files are chosen by what they say;
 # tests/test_layout.py demands that each test is found so.
 # The router's tests wait most, so they come first: at the end, every worker has something to compute.
 FAST := tests/router $(filter-out tests/router tests/browser tests/chaos tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/))) \
-	$(wildcard tests/test_*.py) -m "not ($(SLOW) or $(HARDWARE))"
-SLOW_FILES = tests/browser $(shell grep -lrE 'mark\.(chaos|peers|grid)' tests --include 'test_*.py')
-PROPERTIES = -m "hypothesis and not ($(SLOW) or $(HARDWARE))" $(shell grep -lr hypothesis tests --include 'test_*.py')
+	$(wildcard tests/test_*.py) qualification -m "not ($(SLOW) or $(ELSEWHERE))"
+SLOW_FILES = tests/browser $(shell grep -lrE 'mark\.(chaos|peers)' tests --include 'test_*.py')
+SLOWEST := --durations 15 --durations-min 4 -m "($(SLOW)) and not ($(ELSEWHERE))"
+PROPERTIES = -m "hypothesis and not ($(SLOW) or $(ELSEWHERE))" $(shell grep -lr hypothesis tests --include 'test_*.py')
 
 .DEFAULT_GOAL := help
-.PHONY: help up test coverage test-slow test-busy test-patient test-clocked test-greedy test-thorough search test-all lint \
+.PHONY: help up test coverage test-slow test-busy test-patient test-clocked test-thorough search test-all qualify lint \
 	fmt types k8s-check k8s-scan triton-check environment tools collect kubectl bench gpu-kit lock clean
 
 help:  ## show these targets
@@ -72,29 +62,28 @@ test: $(INSTALLED)  ## run the fast tests
 coverage: $(INSTALLED)  ## run the fast tests with coverage, which takes nearly twice as long
 	$(BIN)/pytest -n auto $(FAST) --cov --cov-report=term
 
-test-slow: test-busy test-patient test-clocked test-greedy test-thorough  ## run the slow tests only: real processes, whole grids, long property tests and fuzzing
-
-test-busy: $(INSTALLED)
-	$(BIN)/pytest -n $(BUSY_WORKERS) --dist loadfile --no-loadscope-reorder --timeout 180 $(SLOWEST) \
-		-m "($(SLOW)) and not ($(HARDWARE))" $(LONG) $(filter-out $(PATIENT) $(CLOCKED) $(LONG),$(SLOW_FILES))
-
-test-patient: $(INSTALLED)
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder $(SLOWEST) \
-		-m "($(SLOW)) and not ($(HARDWARE))" $(PATIENT) --deselect $(GREEDY)
+test-slow: test-clocked test-patient test-busy  ## run the slow tests only: real processes, browsers, other projects' peers
 
 test-clocked: $(INSTALLED)
-	$(BIN)/pytest $(SLOWEST) -m "($(SLOW)) and not ($(HARDWARE))" $(CLOCKED)
+	$(BIN)/pytest $(SLOWEST) $(CLOCKED)
 
-test-greedy: $(INSTALLED)
-	$(BIN)/pytest -m "($(SLOW)) and not ($(HARDWARE))" $(GREEDY)
+test-patient: $(INSTALLED)
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder $(SLOWEST) $(PATIENT)
+
+test-busy: $(INSTALLED)
+	$(BIN)/pytest -n $(SLOW_WORKERS) --dist loadfile --no-loadscope-reorder --timeout 180 $(SLOWEST) \
+		$(LONG) $(filter-out $(PATIENT) $(CLOCKED) $(LONG),$(SLOW_FILES))
 
 collect: $(INSTALLED)
-	$(BIN)/pytest -q --collect-only tests >/dev/null
+	$(BIN)/pytest -q --collect-only >/dev/null
 
 test-thorough: $(INSTALLED)
-	$(BIN)/pytest -n auto --timeout $${PYTEST_TIMEOUT:-600} --hypothesis-profile=thorough $(PROPERTIES)
+	$(BIN)/pytest -n auto --timeout 600 --hypothesis-profile=thorough $(PROPERTIES)
 	$(BIN)/python -m tests.fuzz.decode --count 100000
 	$(BIN)/python -m tests.fuzz.picker --count 30000
+
+qualify: $(INSTALLED)  ## run what changes rarely or needs what is not ours: engines, clients, images, whole grids; hours
+	$(BIN)/python -m qualification
 
 WORLD_SECONDS ?= 600
 
@@ -102,7 +91,7 @@ search: $(INSTALLED)  ## run the property tests and whole worlds on examples nob
 	$(BIN)/pytest -n auto --timeout 6000 --hypothesis-profile=search $(PROPERTIES)
 	$(BIN)/python -m tests.world --seconds $(WORLD_SECONDS)
 
-test-all: test test-slow  ## run every test that needs no GPU
+test-all: test test-slow  ## run the fast and the slow tests
 
 lint: $(INSTALLED)  ## check style and formatting
 	$(BIN)/ruff check .
@@ -116,7 +105,7 @@ types: $(INSTALLED)  ## check types
 	$(BIN)/mypy
 
 k8s-check: k8s-scan  ## check the manifests of k8s/: schemas, names, network policies, a security scan
-	$(BIN)/pytest -q -n auto -m "not ($(SLOW) or $(HARDWARE))" tests/k8s
+	$(BIN)/pytest -q -n auto -m "not ($(SLOW) or $(ELSEWHERE))" tests/k8s
 
 k8s-scan: kubectl $(INSTALLED) $(CHECKOV)
 	$(BIN)/python -m tests.k8s.scan $(CHECKOV)
@@ -130,9 +119,12 @@ $(CHECKOV): tests/k8s/requirements.txt
 	build/k8s/bin/pip install -q --no-compile -r tests/k8s/requirements.txt
 	@touch $@
 
-triton-check: $(TRITON) $(INSTALLED)  ## check the GPU's kernels without a GPU: interpreted, and compiled ahead of time; also TRITON_VERSION=3.6.0
-	TRITON_INTERPRET=1 $(PYTEST_TRITON) tests/kernels/gpu
-	$(PYTEST_TRITON) tests/kernels/gpu
+# Empty: all of them.
+CASES = -m "not grid"
+
+triton-check: $(TRITON) $(INSTALLED)  ## check the GPU's kernels without a GPU: interpreted, and compiled ahead of time; also CASES= TRITON_VERSION=3.6.0
+	TRITON_INTERPRET=1 $(PYTEST_TRITON) $(CASES) tests/kernels/gpu
+	$(PYTEST_TRITON) $(CASES) tests/kernels/gpu
 
 PYTEST_TRITON := OMP_NUM_THREADS=1 TRITON_CACHE_DIR=$(TRITON_HOME)/cache PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 \
 	$(TRITON_HOME)/bin/python -m pytest -q -n 2 -c tests/kernels/gpu/triton.ini --rootdir . --confcutdir tests/kernels/gpu

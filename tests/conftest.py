@@ -1,8 +1,7 @@
 """Set the effort of the property tests, and let Ctrl-C arrive.
 
-They try the same examples every time, so that no change fails by chance: few of them among the fast tests, many among
-the slow ones. `make search` tries new ones. WARMROUTE_PROPERTIES names another profile: `.ci/run` has the fast tests
-try one example of each property, since the slow ones try many.
+They try the same examples every time, so that no change fails by chance: few of them among the fast tests, many in
+`make qualify`. `make search` tries new ones.
 """
 
 import fcntl
@@ -31,8 +30,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("default", COMMON, max_examples=15, derandomize=True)
 settings.register_profile("thorough", COMMON, max_examples=60, derandomize=True)
 settings.register_profile("search", COMMON, max_examples=5000)
-settings.register_profile("tried", COMMON, max_examples=1, derandomize=True)
-settings.load_profile(os.environ.get("WARMROUTE_PROPERTIES", "default"))
+settings.load_profile("default")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's `&` has it, and the programs under test would
     signal.signal(signal.SIGINT, signal.default_int_handler)

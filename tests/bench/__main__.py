@@ -14,8 +14,6 @@ PARTS = (
     "host",
     "serving",
     "events",
-    "floods",
-    "event_sockets",
     "index",
     "decisions",
     "prefills",
@@ -42,23 +40,17 @@ BY_NAME = (
     "busy",
     "checkpoint",
     "classes",
-    "compiled",
     "demo",
     "disk_kv",
     "enough",
     "kv_tiers",
-    "kv_tiers_beside",
     "lengths",
     "masks",
     "newcomer",
-    "newcomers",
-    "newcomers_live",
     "peers",
     "picker",
     "policies",
     "pictures",
-    "pull",
-    "ranks",
     "ray_faults",
     "real_model",
     "scale",
@@ -74,9 +66,8 @@ BY_NAME = (
     "soak",
     "terminal",
     "tiered_policies",
-    "usage",
 )
-SIZED = ("native", "checkpoint", "lengths", "kv_tiers", "kv_tiers_beside", "peers", "heap", "shadow")
+SIZED = ("native", "checkpoint", "lengths", "kv_tiers", "peers", "heap", "shadow")
 
 
 def machine() -> str:

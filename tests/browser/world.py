@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from tests.browser.traffic import ask
 from tests.chaos.replicas import can_bind, free_ports
 from tests.chaos.routers import Fleet, RouterProcess, fleet, router
-from tests.chaos.test_router_exact import losing
 from tests.chaos.test_stream_chaos import Peer
 
 REPLICAS = 3
@@ -30,6 +29,15 @@ class World(NamedTuple):
     @property
     def url(self) -> str:
         return self.router.url
+
+
+@contextmanager
+def losing(upstream: str) -> Iterator[Peer]:
+    proxy = Peer("proxy", {"upstream": upstream, "loss": 0.0, "seed": 1})
+    try:
+        yield proxy
+    finally:
+        proxy.end()
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import os
 import shutil
 import signal
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,20 +26,6 @@ MODEL = "babbler"
 NAMES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
 TOGETHER = 48  # streams; a replica lets 64 constraints wait
-# Keywords of JSON Schema that are refused, each with a value.
-REFUSED: dict[str, Any] = {
-    "uniqueItems": True,
-    "contains": {"type": "null"},
-    "not": {"type": "null"},
-    "if": {"type": "null"},
-    "then": {"type": "null"},
-    "else": {"type": "null"},
-    "dependentRequired": {"a": ["b"]},
-    "dependentSchemas": {"a": {"type": "null"}},
-    "propertyNames": {"type": "string"},
-    "unevaluatedItems": False,
-    "unevaluatedProperties": False,
-}
 
 
 class Answered(NamedTuple):
@@ -177,18 +163,3 @@ async def check(folder: Path, count: int, together: int) -> Report:
 
 def report(folder: Path, count: int, together: int) -> Report:
     return asyncio.run(check(folder, count, together))
-
-
-@contextmanager
-def router_of_one(folder: Path) -> Iterator[RouterProcess]:
-    model = model_folder(folder)
-    with fleet(1, *options(model)) as replicas, router(*replicas.as_options, "--log-level", "error") as running:
-        yield running
-
-
-def refusal(served: RouterProcess, schema: Any) -> tuple[int, str]:
-    """The status and the message of an answer to this schema."""
-    asked = {"type": "json_schema", "json_schema": {"schema": schema}}
-    body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "response_format": asked}
-    answer = served.post(PATH, body)
-    return answer.status, answer.body.decode()

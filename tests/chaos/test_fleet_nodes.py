@@ -166,6 +166,7 @@ def test_replicas_are_spread_over_the_workers(served: Served) -> None:
     assert len(nodes) > 1
 
 
+@pytest.mark.grid
 async def test_a_replicas_process_is_killed(served: Served) -> None:
     cluster = served.cluster
     victim = cluster.pids()[f"{MODEL}-0"]
@@ -271,6 +272,7 @@ def test_a_second_launch_finds_the_fleet(served: Served) -> None:
     assert served.cluster.pids() == before
 
 
+@pytest.mark.grid
 def test_a_wrong_token_is_trouble_that_names_the_fix(served: Served) -> None:
     answer = served.cluster.launch(environment={"RAY_AUTH_TOKEN": "another-token-than-that-of-the-nodes"})
     assert isinstance(answer, Trouble)
@@ -283,6 +285,7 @@ def test_a_taken_port_is_trouble_and_leaves_nothing(served: Served) -> None:
     assert "Address already in use; choose another port" in answer.message
 
 
+@pytest.mark.grid
 def test_a_fleet_follows_its_file(served: Served, tmp_path: Path) -> None:
     cluster, file, log = served.cluster, tmp_path / "fleet.toml", tmp_path / "log"
     file.write_text(fleet_toml(REPLICAS))

@@ -135,8 +135,7 @@ def outcome(running: Served) -> str | None:
     return found
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("path", "stream"), [*zip(PATHS, (False, True, True, False), strict=True)])
 async def test_answers_are_those_of_one_replica(
     path: str, stream: bool, prefill: Native, decode: Native, alone: Native
 ) -> None:
@@ -167,46 +166,10 @@ def kill(replica: Native) -> None:
     replica.process.wait()
 
 
-@pytest.mark.parametrize("stream", [True])
-async def test_it_is_killed_within_the_first_half(stream: bool, dying: Native, decode: Native, alone: Native) -> None:
-    asked = body(PATHS[0], f"first {stream}", stream=stream)
-    expected = said(await asyncio.to_thread(alone.post, PATHS[0], asked))
-    async with routed(dying, decode) as running:
-        os.kill(dying.engine_pid, signal.SIGSTOP)
-        answering = asyncio.create_task(ask(running, PATHS[0], asked))
-        await asyncio.to_thread(
-            wait_until, lambda: dying.load()["open_requests"] == 1, "the prompt has reached the replica"
-        )
-        kill(dying)
-        assert said(await answering) == expected
-        await running.idle()
-        assert outcome(running) == "lost"
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_it_is_killed_between_the_halves(
-    stream: bool, dying: Native, decode: Native, alone: Native, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = body(PATHS[0], f"between {stream}", stream=stream)
-    expected = said(await asyncio.to_thread(alone.post, PATHS[0], asked))
-    end = Prefill._end
-
-    def killed(self: Prefill, *args: Any, **named: Any) -> None:
-        kill(dying)
-        end(self, *args, **named)
-
-    monkeypatch.setattr(Prefill, "_end", killed)
-    async with routed(dying, decode) as running:
-        assert said(await ask(running, PATHS[0], asked)) == expected
-        await running.idle()
-        assert outcome(running) == "unread"
-
-
-@pytest.mark.parametrize("stream", [False])
 async def test_it_is_killed_while_it_is_read(
-    stream: bool, dying: Native, decode: Native, alone: Native, monkeypatch: pytest.MonkeyPatch
+    dying: Native, decode: Native, alone: Native, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = body(PATHS[0], f"while {stream}", stream=stream)
+    asked = body(PATHS[0], "while")
     expected = said(await asyncio.to_thread(alone.post, PATHS[0], asked))
     end = Prefill._end
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import openai
 import pytest
 
 from events.sockets.curve import write_keys
@@ -205,22 +204,9 @@ async def test_the_http_process_ends_with_its_engine_and_every_client_is_told() 
         traces.check_none()
 
 
-def test_openais_client_raises_when_the_engine_is_killed() -> None:
-    with command(*SLOW) as served, openai.OpenAI(base_url=f"{served.url}/v1", api_key="-", max_retries=0) as client:
-        stream = client.completions.create(
-            model=MODEL, prompt="x", max_tokens=4000, stream=True, extra_body={"ignore_eos": True}
-        )
-        next(iter(stream))
-        served.signal(signal.SIGKILL, engine=True)
-        with pytest.raises(openai.APIError, match="engine stopped"):
-            list(stream)
-        served.end(None)
-
-
-@pytest.mark.parametrize("engine", [False, True], ids=["HTTP process", "engine"])
-def test_a_restart_on_the_same_ports_works_at_once(engine: bool) -> None:
+def test_a_restart_on_the_same_ports_works_at_once() -> None:
     first = free_ports(1 + EVENT_SOCKETS)
-    for _ in range(3):
+    for engine in (False, True, False):  # what is killed: the HTTP process, or the engine
         with command(*SLOW, port=first, events_port=first + 1) as served:
             assert served.post("/v1/completions", body(1, 5, stream=False)).status == 200
             connection, response = served.open("POST", "/v1/completions", body(1, 4000))
@@ -270,12 +256,11 @@ def test_while_it_loads_it_is_alive_and_refuses_work(tmp_path: Path) -> None:
         assert int(refused.headers["retry-after"]) >= 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_replica_that_loads_ends_at_once_when_asked_to(tmp_path: Path, number: int) -> None:
+def test_a_replica_that_loads_ends_at_once_when_asked_to(tmp_path: Path) -> None:
     with loading(tmp_path) as served:
         traces = Traces(served, served.engine_pid, [served.port])
         began_s = time.monotonic()
-        assert served.end(number) == 0
+        assert served.end(signal.SIGTERM) == 0
         assert time.monotonic() - began_s < GONE_WITHIN_S
         assert served.err == []
         traces.check_none()
@@ -332,19 +317,6 @@ async def test_a_second_sigterm_ends_at_once_and_every_client_is_told() -> None:
         traces.check_none()
 
 
-async def test_a_replica_that_is_killed_while_it_drains_leaves_nothing() -> None:
-    with command(*SLOW, *QUIET) as served:
-        traces = Traces.of(served)
-        async with streaming(served, 4000) as tasks:
-            served.signal(signal.SIGTERM)
-            await unblocked(wait_until, lambda: served.load()["draining"], "the replica drains")
-            os.kill(traces.engine_pid, signal.SIGKILL)
-            assert await unblocked(wait_gone, served.process.pid) < GONE_WITHIN_S
-            assert [str(outcome) for outcome in await outcomes(tasks)] == ["engine_died"] * STREAMS
-        assert served.end(None) == 1
-        traces.check_none()
-
-
 # ---- SIGSTOP
 
 
@@ -375,15 +347,3 @@ async def slowest_answer_s(http: httpx2.AsyncClient, for_s: float) -> float:
         slowest_s = max(slowest_s, time.monotonic() - began_s)
         await asyncio.sleep(0.02)
     return slowest_s
-
-
-async def test_streams_continue_after_the_http_process_was_stopped() -> None:
-    with command(*SLOW) as served:
-        async with streaming(served, 100) as tasks:
-            served.signal(signal.SIGSTOP)
-            await asyncio.wait(tasks, timeout=1.0)
-            assert not any(task.done() for task in tasks)
-            served.signal(signal.SIGCONT)
-            texts = await outcomes(tasks)
-            assert [len(text) for text in texts if isinstance(text, str)] == [100] * STREAMS, texts
-        served.wait_idle()

@@ -1,6 +1,6 @@
 """256 clients, half of them rude, on a cache that is too small for them: every answer is exact, and nothing leaks.
 
-WARMROUTE_LOAD_S sets the seconds of load (8 by default).
+WARMROUTE_LOAD_S sets the seconds of load (4 by default).
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from tests.chaos.replicas import Command, command, open_files, resident_bytes, u
 from tests.events.processes import wait_until
 from tests.replica.serving import MODEL
 
-LOAD_S = float(os.environ.get("WARMROUTE_LOAD_S", "8"))
+LOAD_S = float(os.environ.get("WARMROUTE_LOAD_S", "4"))
 pytestmark = [
     pytest.mark.chaos,
     pytest.mark.timeout(LOAD_S + 120),
@@ -31,7 +31,7 @@ pytestmark = [
 
 CLIENTS = 256
 CHECK_EVERY_S = 0.5
-WARM_UP_S = 2.0
+WARM_UP_S = 1.5
 FILES_TOLERANCE = 2
 OBJECTS_TOLERANCE = 500  # the shortest load has thousands of requests
 # In the second half of the load, after all intended allocations.

@@ -97,17 +97,21 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.grid if "gateway" in case else ()) for case in CASES]
+)
 def test_a_flood_delays_its_own_tenant_alone(running: RouterProcess, case: str) -> None:
     flood, other, goes_first = CASES[case]
     assert goes_before(running, flood, other) == goes_first
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("text", [CLASSES.format(first_token_s=600)])
 def test_batch_work_lets_interactive_prompts_pass(running: RouterProcess) -> None:
     assert goes_before(running, ("flood",), ("quiet",))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("text", [CLASSES.format(first_token_s=4)])
 def test_batch_work_that_would_be_late_is_refused_and_the_rest_is_answered_in_time(running: RouterProcess) -> None:
 

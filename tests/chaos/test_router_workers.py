@@ -144,6 +144,7 @@ def test_whichever_worker_is_asked_all_of_them_answer(served: RouterProcess, acc
     assert {line["request_id"] for line in lines} >= ids
 
 
+@pytest.mark.grid
 def test_the_dashboard_and_the_prefixes_are_of_all_workers(served: RouterProcess) -> None:
     text = "a beginning that all share, of some length. " * 20
     for number in range(ASKED):
@@ -330,7 +331,7 @@ def names(served: RouterProcess) -> set[str]:
     return {row["name"] for row in rows_of(served)}
 
 
-@pytest.mark.parametrize("broken", GOOD)
+@pytest.mark.parametrize("broken", ["keys", pytest.param("rewrites", marks=pytest.mark.grid)])
 def test_a_new_worker_that_cannot_know_the_rules_serves_nobody_until_it_does(
     broken: str, configured: RouterProcess, files: dict[str, Path]
 ) -> None:
@@ -343,6 +344,7 @@ def test_a_new_worker_that_cannot_know_the_rules_serves_nobody_until_it_does(
     assert is_answered(configured)
 
 
+@pytest.mark.grid
 def test_a_worker_that_waits_for_valid_rules_ends_when_it_is_told_to(
     configured: RouterProcess, files: dict[str, Path]
 ) -> None:
@@ -353,6 +355,7 @@ def test_a_worker_that_waits_for_valid_rules_ends_when_it_is_told_to(
     assert configured.process.wait(DEADLINE_S) == 0
 
 
+@pytest.mark.grid
 def test_without_a_colleague_that_knows_better_new_workers_answer_what_they_can(
     configured: RouterProcess, files: dict[str, Path]
 ) -> None:
@@ -366,6 +369,7 @@ def test_without_a_colleague_that_knows_better_new_workers_answer_what_they_can(
     wait_until(lambda: is_answered(configured), "both have read them")
 
 
+@pytest.mark.grid
 def test_a_new_worker_takes_over_the_replicas_that_it_cannot_find(
     configured: RouterProcess, files: dict[str, Path], replicas: Fleet
 ) -> None:

@@ -1,13 +1,11 @@
 """`warmroute shadow` beside routers and real simulated replicas, as users run it."""
 
-import json
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -142,61 +140,6 @@ def test_a_request_log_says_where_requests_went(replicas: Fleet, log: Path) -> N
     assert found.warmroute.hit_share > found.served.hit_share + 0.1
     assert found.misses
     assert found.misses_of_twin
-
-
-def test_a_log_is_followed_until_ctrl_c(replicas: Fleet, log: Path) -> None:
-    lines = log.read_bytes().splitlines(keepends=True)
-    log.write_bytes(b"".join(lines[:5]))
-    with shadow(*replicas.as_options, "--requests", log, "--interval", 0.2) as watching:
-        wait_until(lambda: watching.has_said("5 requests"), "what is there is read")
-        with log.open("ab") as file:
-            file.writelines(lines[5:])
-        wait_until(lambda: watching.has_said(f"{len(lines)} requests"), "what comes is read")
-        assert watching.findings().requests == len(lines)
-
-
-def run(*options: object, stdin: bytes = b"") -> "subprocess.CompletedProcess[bytes]":
-    command = [sys.executable, "-m", "fleet", "shadow", *map(str, options)]
-    return subprocess.run(command, input=stdin, capture_output=True, timeout=50, check=False)
-
-
-def test_standard_input_is_read_to_its_end_and_reported_as_text(replicas: Fleet) -> None:
-    lines = [
-        json.dumps({"path": CHAT, "body": body, "replica": name})
-        for body, name in zip(bodies(), cycle(["r0", "r1"]), strict=False)
-    ]
-    told = run(*replicas.as_options, "--requests", "-", stdin="\n".join(["", *lines, "{", '{"ts": 1}']).encode())
-    assert told.returncode == 0, told.stderr
-    text = told.stdout.decode()
-    assert f"{FAMILIES * TURNS} requests in " in text
-    assert "2 skipped (2 unreadable line)" in text
-    assert "as it was served" in text
-    assert "warmroute (cost)" in text
-    assert f"where requests went: {FAMILIES * TURNS} told" in text
-
-
-def test_of_requests_whose_replica_nobody_knows_nothing_is_compared(replicas: Fleet) -> None:
-    lines = [json.dumps({"path": CHAT, "body": body, "replica": "pod-7"}) for body in bodies()]
-    told = run(*replicas.as_options, "--requests", "-", stdin="\n".join(lines).encode())
-    text = told.stdout.decode()
-    assert "nothing can be compared: no request could be placed, or nobody knows where they went" in text
-    assert (
-        f"{FAMILIES * TURNS} at 'pod-7', which is the name of no replica here: give --replica url=URL,name=pod-7"
-        in text
-    )
-
-
-def test_a_log_without_bodies_is_refused_at_once(replicas: Fleet) -> None:
-    told = run(*replicas.as_options, "--requests", "-", stdin=b'{"ts":1,"request_id":"r","replica":"r0"}\n')
-    assert told.returncode == 2
-    assert b"it has no body; without its body a request cannot be placed; write the log with" in told.stderr
-    assert b"Traceback" not in told.stderr
-
-
-def test_ctrl_c_without_any_request_reports_nothing_and_ends_well(replicas: Fleet) -> None:
-    with shadow(*replicas.as_options, "--listen", "127.0.0.1:0") as watching:
-        found = watching.findings()
-    assert (found.requests, found.simulated_requests, found.misses) == (0, 0, [])
 
 
 def test_ctrl_c_before_a_replica_is_found_ends_with_status_1() -> None:

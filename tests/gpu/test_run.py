@@ -49,7 +49,7 @@ def run(out: Path, *arguments: str, script: tuple[str, ...] = SCRIPT) -> Ran:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.chaos
+@pytest.mark.grid
 def test_all_of_it_runs_to_the_end_without_a_gpu(tmp_path: Path) -> None:
     ran = run(tmp_path / "made" / "here", *QUICK)
     sections = ran.results["sections"]
@@ -64,7 +64,7 @@ def test_all_of_it_runs_to_the_end_without_a_gpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.chaos
+@pytest.mark.grid
 def test_wrong_kernels_fail_and_the_next_section_continues(tmp_path: Path) -> None:
     ran = run(tmp_path, *QUICK, "--only", "kernels", "--only", "ceilings", script=("-c", WRONG))
     failed = {row["what"] for row in ran.section("kernels")["rows"] if row["must"] and not row["met"]}

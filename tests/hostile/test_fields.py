@@ -1,12 +1,13 @@
 """Fields and headers that engines read: each is known as harmless, obeyed or withheld, and no spelling hides one.
 
-`tests/live/fields.json` lists them, from the schemas and the source of vLLM and SGLang. If a test here names a new one,
-look up what the engine does with it. One that names a host, a rank, a socket or a place in a queue belongs in
-`router/proxy/withheld.py`, any other one below.
+`qualification/engines/fields.json` lists them, from the schemas and the source of vLLM and SGLang. If a test here names
+a new one, look up what the engine does with it. One that names a host, a rank, a socket or a place in a queue belongs
+in `router/proxy/withheld.py`, any other one below.
 """
 
 import json
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,10 +18,9 @@ from router.prompts.prompt import Peek
 from router.prompts.reading.client import LONG_BODY_BYTES
 from router.proxy.headers import TO_REPLICA
 from router.proxy.withheld import NESTING, PLACING, TRANSFER
-from tests.live.fields import LISTED
 from tests.router.scripted import CHAT, COMPLETIONS, MODEL, Script, Scripted, chat, connect, says, served
 
-FOUND: dict[str, Any] = json.loads(LISTED.read_text())
+FOUND: dict[str, Any] = json.loads((Path(__file__).parents[2] / "qualification/engines/fields.json").read_text())
 WITHHELD = {*TRANSFER, *PLACING}
 OBEYED = {field.name for field in fields(Peek)} | {
     *("chat_template_kwargs", "documents", "input", "previous_response_id", "priority", "system", "tool_choice"),

@@ -21,6 +21,7 @@ KEPT = 150 * MEGABYTE  # of what an idle router or replica takes, when all have 
 # The promise is 50 ms (`python -m tests.bench bodies`); here others use the same two cores. Without the fix: seconds.
 PATIENCE_MS = 1000.0
 ASKED_S = 3.0
+REST = ("a million messages", "2 million logit_bias entries", "the same key again", "1 MB of nested lists")
 
 
 @pytest.fixture(scope="module")
@@ -34,12 +35,9 @@ def served() -> Iterator[tuple[Replica, RouterProcess]]:
     "shape",
     [
         "15 million token ids",
-        "a million messages",
-        "2 million logit_bias entries",
         "nested lists",
-        "the same key again",
-        "1 MB of nested lists",
         "/v1/embeddings",
+        *(pytest.param(one, marks=pytest.mark.grid) for one in REST),
     ],
 )
 def test_eight_clients_with_large_bodies_do_no_harm(served: tuple[Replica, RouterProcess], shape: str) -> None:

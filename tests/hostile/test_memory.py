@@ -253,7 +253,7 @@ def test_a_block_takes_the_documented_memory() -> None:
 # ---- the soak
 
 
-@pytest.mark.chaos
+@pytest.mark.grid
 @pytest.mark.timeout(180)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_soak_samples_every_process_and_draws_them(

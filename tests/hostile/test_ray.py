@@ -167,6 +167,7 @@ def wait_for_line(process: "subprocess.Popen[bytes]", text: bytes) -> None:
     raise AssertionError(said)
 
 
+@pytest.mark.grid
 def test_a_head_that_forgets_everything_gets_the_fleet_again() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="h-", ignore_cleanup_errors=True) as folder:
         with socket.create_server(("127.0.0.1", 0)) as free:

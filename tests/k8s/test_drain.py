@@ -98,6 +98,7 @@ async def test_a_rolling_update_of_routers_fails_no_request(tmp_path: Path) -> N
     assert all(took_s < first[0].grace_s for took_s in took)
 
 
+@pytest.mark.grid
 async def test_without_the_delay_requests_would_fail(tmp_path: Path) -> None:
     async with world(tmp_path) as it:
         await it.router()

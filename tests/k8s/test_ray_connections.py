@@ -23,7 +23,7 @@ from tests.k8s.sockets import Connection, Seen, watched
 
 why_not = no_nodes()
 pytestmark = [
-    pytest.mark.chaos,
+    pytest.mark.grid,
     pytest.mark.timeout(900),  # three starts of Ray, and one of a fleet on it
     pytest.mark.skipif(why_not is not None, reason=why_not or ""),
 ]

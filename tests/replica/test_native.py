@@ -102,7 +102,7 @@ def test_believing_a_forged_hash_would_change_the_answer(folder: Path, monkeypat
 
 # ---- what a process holds
 
-SHORT, EARLY = 5_000, 1_000  # requests
+SHORT, EARLY = 2_500, 700  # requests
 GROWTH_BYTES = 3 * 2**20
 FULL_EARLY = ("--host-kv-gb", 0.004)  # host memory is taken as blocks come
 ROWS, CHOICES = 64, 16  # the most in a step

@@ -25,7 +25,11 @@ SHAPES = (
     Shape(heads=20, kv_heads=1, head_dim=32, block_size=128),
 )
 TOLERANCES = {torch.float32: 4e-6, HALF: 4e-3 if INTERPRETED else 2e-2}
-shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
+# `make triton-check` tries the smallest ones; with CASES= all.
+rest = pytest.mark.grid
+shapes = pytest.mark.parametrize(
+    "shape", [*SHAPES[:2], *(pytest.param(shape, marks=rest) for shape in SHAPES[2:])], ids=str
+)
 dtypes = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 FEW, MANY = 1, 16  # processors of a device: with many of them few sequences are cut
 # The interpreter takes seconds for a case: there each dtype is tried with one number of processors.
@@ -56,15 +60,21 @@ def test_a_mixed_batch_equals_the_reference(shape: Shape, dtype: torch.dtype, pr
     check(shape, [(40, 1), (1, 1), (133, 1), (70, 20), (33, 33), (9, 1)], 3, dtype, processors)
 
 
-@pytest.mark.parametrize(("shape", "dtype", "processors"), GRAPHS, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "dtype", "processors"), [GRAPHS[0], *(pytest.param(*case, marks=rest) for case in GRAPHS[1:])], ids=str
+)
 def test_so_does_one_in_a_graph(shape: Shape, dtype: torch.dtype, processors: int) -> None:
     spans = [(40, 1), (1, 1), (133, 1), (70, 20), (33, 33), (600, 2)]
     mine, expected = both(attention_for(processors), shape, spans, 3, dtype, DEVICE, more=(5, 3))
     torch.testing.assert_close(mine, expected, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
 
 
-@pytest.mark.parametrize("spans", [[(9, 1)], [(9, 1), (1, 1), (30, 1)], [(40, 7)], [(3, 3), (700, 17)]], ids=str)
-@pytest.mark.parametrize("more", [(0, 0), (3, 0), (0, 3), (40, 20)], ids=str)
+@pytest.mark.parametrize(
+    "spans",
+    [[(9, 1)], [(40, 7)], *(pytest.param(one, marks=rest) for one in ([(9, 1), (1, 1), (30, 1)], [(3, 3), (700, 17)]))],
+    ids=str,
+)
+@pytest.mark.parametrize("more", [(0, 0), (3, 0), (0, 3), pytest.param((40, 20), marks=rest)], ids=str)
 def test_all_blocks_may_be_of_one_kind_and_mostly_free(spans: list[tuple[int, int]], more: tuple[int, int]) -> None:
     decoding = sum(rows == 1 for _, rows in spans)
     mine, expected = both(attention_for(MANY), Shape(), spans, decoding, device=DEVICE, more=more)
@@ -72,13 +82,15 @@ def test_all_blocks_may_be_of_one_kind_and_mostly_free(spans: list[tuple[int, in
 
 
 @dtypes
-@pytest.mark.parametrize(("cached", "rows"), [(511, 1), (511, 2), (600, 33), (1500, 7)])
+@pytest.mark.parametrize(
+    ("cached", "rows"), [(511, 1), (511, 2), *(pytest.param(*one, marks=rest) for one in ((600, 33), (1500, 7)))]
+)
 def test_what_few_rows_have_before_them_is_cut(cached: int, rows: int, dtype: torch.dtype) -> None:
     check(Shape(2, 1, 32, 16), [(cached + rows, rows), (40 + rows, rows)], 0, dtype, MANY)
 
 
 @pairs
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, pytest.param(128, marks=rest)])
 def test_sequences_that_end_at_the_edges_of_tiles_and_splits(
     head_dim: int, dtype: torch.dtype, processors: int
 ) -> None:
@@ -103,6 +115,7 @@ def test_a_long_sequence_among_short_ones_is_cut(lengths: list[int], more: tuple
     torch.testing.assert_close(mine, expected, atol=4e-6, rtol=4e-6)
 
 
+@rest
 @pytest.mark.parametrize(("all_heads", "dtype"), LONG_PROMPTS, ids=str)
 def test_long_prompts_go_through_several_tiles(all_heads: tuple[int, int], dtype: torch.dtype) -> None:
     spans = [(150, 150), (300, 129), (65, 64), (64, 64), (200, 3)]
@@ -114,13 +127,13 @@ def test_tiles_find_their_sequences_among_many() -> None:
     check(Shape(3, 1, 16, 4), spans, 0, torch.float32)
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 15, 16, 17, 64, 65])
+@pytest.mark.parametrize("tokens", [1, 17, 64, *(pytest.param(one, marks=rest) for one in (2, 15, 16, 65))])
 def test_chunks_of_any_length(tokens: int) -> None:
     check(Shape(2, 2, 32, 8), [(tokens, tokens), (tokens + 50, tokens)], 0, HALF)
 
 
 @pytest.mark.parametrize("processors", [FEW, MANY])
-@pytest.mark.parametrize("nobody", range(4))
+@pytest.mark.parametrize("nobody", [0, *(pytest.param(one, marks=rest) for one in (1, 2, 3))])
 def test_rows_of_a_sequence_without_tokens_come_out_finite(nobody: int, processors: int) -> None:
     spans = [(9, 1), (7, 1), (30, 4), (11, 5)]
     off = {nobody: -spans[nobody][0]}

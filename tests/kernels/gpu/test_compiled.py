@@ -155,7 +155,7 @@ def test_what_is_launched_compiles_and_fits(kernel: str) -> None:
         check(launch, 90, most_spilled=16)
 
 
-@pytest.mark.parametrize("capability", [80, 89, 100, 120])
+@pytest.mark.parametrize("capability", [80, *(pytest.param(one, marks=pytest.mark.grid) for one in (89, 100, 120))])
 def test_every_kernel_compiles_and_fits_on_others(capability: int) -> None:
     """Some of attention's products there want a few registers more than there are."""
     with noted() as asked:

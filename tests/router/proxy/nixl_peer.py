@@ -1,17 +1,11 @@
 """Scripted engines that hand KV over as vLLM 0.33's NixlConnector does: `kv_transfer_params` in and out.
 
 Their memory is a `Fabric`: what one engine holds for a reader, by engine and request. One read ends it. The real engine
-is in tests/live. `python -m tests.router.proxy.nixl_peer NAME ROLE PORT FOLDER SECONDS` is one engine, which computes
-one prompt at a time for so long.
+is in qualification/engines.
 """
 
-import asyncio
 import json
-import os
-import sys
 from collections.abc import Awaitable
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -42,26 +36,6 @@ class Fabric:
     def dies(self, engine_id: str) -> None:
         """Lose all that an engine holds."""
         self.held = {name: prompt for name, prompt in self.held.items() if name[0] != engine_id}
-
-
-class Files(Fabric):
-    """The memory of engines in processes of their own: a file for each prompt, with the process that holds it."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self._folder = folder
-
-    def hold(self, engine_id: str, request_id: str, prompt: Any) -> None:
-        (self._folder / f"{engine_id}.{request_id}").write_text(json.dumps([os.getpid(), prompt]))
-
-    def take(self, engine_id: str, request_id: str) -> Any:
-        path = self._folder / f"{engine_id}.{request_id}"
-        with suppress(FileNotFoundError, ProcessLookupError):
-            process, prompt = json.loads(path.read_text())
-            path.unlink()
-            os.kill(process, 0)
-            return prompt
-        return None
 
 
 def prompt_of(body: dict[str, Any]) -> Any:
@@ -182,21 +156,3 @@ def stream_of(path: str, said: str) -> list[bytes]:
         case _:
             return [event(json.dumps({"choices": [{"index": 0, "text": said}]})), event("[DONE]")]
     return [b'event: %b\ndata: {"said":"%b"}\n\n' % (name.encode(), said.encode()) for name in named]
-
-
-async def main(name: str, role: Any, port: int, folder: str, seconds: float) -> None:
-    engine, turn = Engine(name, Files(Path(folder)), role), asyncio.Lock()
-
-    async def computes(call: Call) -> None:
-        async with turn:
-            await asyncio.sleep(seconds)
-        engine.serve(call)
-
-    engine.handler = computes
-    async with engine.running(port):
-        print("ready", flush=True)
-        await asyncio.Event().wait()
-
-
-if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4], float(sys.argv[5])))

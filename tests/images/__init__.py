@@ -1,1 +1,0 @@
-"""Check the Dockerfile's images without a container engine: see `python -m tests.images --help`."""
