@@ -47,7 +47,7 @@ BUSY := tests/chaos/test_router_schema.py tests/chaos/test_replica_schema.py tes
 # These look at the clock, and want the machine for themselves; the calm ones come first.
 CLOCKED := tests/chaos/test_replica_kill.py tests/chaos/test_router_failure.py
 CLOCKED += $(filter-out $(PATIENT) $(BUSY) $(CLOCKED),$(wildcard tests/chaos/test_*.py)) \
-	tests/hostile/test_large_bodies.py tests/hostile/test_memory.py tests/router/flow/test_traces.py
+	tests/hostile/test_large_bodies.py tests/hostile/test_memory.py
 # Each worker imports all that the files which it reads import, which takes seconds. So files are chosen by what they say;
 # tests/test_layout.py demands that each test is found so.
 # The router's tests wait most, so they come first: at the end, every worker has something to compute.
