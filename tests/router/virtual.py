@@ -1,8 +1,10 @@
-"""A router, its replicas and its clients in virtual time: what takes a minute takes none, and nothing is ever late."""
+"""A router, its replicas and its clients in virtual time: what takes a minute takes none, and nothing is ever late.
+
+They run on the loop and the network of tests/world. Tests that need a thread, a process or the kernel's sockets do not.
+"""
 
 import random
 from collections.abc import Callable, Coroutine
-from contextvars import copy_context
 from typing import Any, TypeVar
 
 from tests.world.loop import WorldLoop, run
@@ -14,17 +16,27 @@ T = TypeVar("T")
 
 
 class Loopback(Network):
-    """The one host that there is."""
+    """One host for all."""
+
+    def __init__(self, loop: WorldLoop, seed: str) -> None:
+        super().__init__(loop, seed)
+        self._host = self.hosts[ADDRESS] = Host(self, "here", ADDRESS)
+        self._ports = iter(range(FIRST_PORT, 2**16))
 
     def listen(self, factory: Callable[[], Any], address: str, port: int) -> Listener:
-        return super().listen(factory, address, port or FIRST_PORT + len(self.hosts[address].listeners))
+        return super().listen(factory, address, port or next(self._ports))
+
+    async def connect(self, factory: Callable[[], Any], address: str, port: int) -> Any:
+        HERE.set(self._host)
+        return await super().connect(factory, address, port)
+
+
+def virtual_loop(seed: int = 0) -> WorldLoop:
+    loop = WorldLoop(random.Random(seed))
+    Loopback(loop, str(seed))
+    return loop
 
 
 def in_virtual_time(scenario: Coroutine[Any, Any, T], seed: int = 0) -> T:
     """Run a scenario to its end; what it leaves, such as a task, a timer or a connection, is an AssertionError."""
-    loop = WorldLoop(random.Random(seed))
-    network = Loopback(loop, str(seed))
-    here = network.hosts[ADDRESS] = Host(network, "here", ADDRESS)
-    context = copy_context()
-    context.run(HERE.set, here)
-    return context.run(run, scenario, loop)
+    return run(scenario, virtual_loop(seed))
