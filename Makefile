@@ -36,7 +36,7 @@ PATIENT := tests/chaos/test_fleet_nodes.py tests/hostile/test_ray.py tests/hosti
 	router_messages.py router_responses.py router_abuse.py)
 # These look at the clock, and want the machine for themselves; the calm ones come first.
 CLOCKED := $(addprefix tests/chaos/test_,replica_kill.py router_failure.py replica_load.py router_spread.py stream_chaos.py) \
-	tests/hostile/test_large_bodies.py tests/router/flow/test_traces.py
+	tests/hostile/test_large_bodies.py
 # Each worker imports all that the files which it reads import, which takes seconds. So files are chosen by what they say;
 # tests/test_layout.py demands that each test is found so.
 # The router's tests wait most, so they come first: at the end, every worker has something to compute.

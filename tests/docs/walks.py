@@ -55,7 +55,7 @@ EVERYWHERE: dict[str, How] = {
 
 NO_GPU = NotHere("needs a GPU and vLLM or SGLang; simulated replicas answer at its address")
 NO_HUB = NotHere("needs the Hugging Face hub; the demo model's tokenizer lies in its folder")
-NO_CLUSTER = NotHere("needs a cluster; tests/router/members/test_kubernetes_real.py runs it against an API server")
+NO_CLUSTER = NotHere("needs a cluster; qualification/kubernetes/test_discovery.py runs it against an API server")
 ROLES = NotHere("needs a model beside the demo; tests/chaos/test_native_prefill.py starts such replicas")
 NO_TERMINAL = NotHere("needs a terminal; tests/router/console/top drives it in one")
 MESSAGES = '[{"role": "user", "content": "Name the capital of France."}]'

@@ -5,9 +5,10 @@ import base64
 import json
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any
 
+from router.members.discovery.desired import Desired, Discovery
 from tests.router.loopback import Reply, Request, serving
 from tests.router.scripted import refused_port
 
@@ -284,3 +285,24 @@ def objective(name: str, priority: int | None, of: str = "llm") -> Object:
 
 def port(name: str, number: int, protocol: str = "TCP") -> Object:
     return {"containerPort": number, "protocol": protocol} | ({"name": name} if name else {})
+
+
+# ---- who follows it
+
+
+@asynccontextmanager
+async def following(watch: Discovery) -> AsyncIterator[list[Desired]]:
+    """All sets of replicas that it names, from the first on."""
+    said: list[Desired] = []
+
+    async def follow() -> None:
+        async with aclosing(watch.watch()) as members:
+            async for wanted in members:
+                said.append(wanted)
+
+    task = asyncio.create_task(follow())
+    try:
+        yield said
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

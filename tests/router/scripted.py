@@ -13,6 +13,7 @@ from router.config import RouterConfig
 from router.members.spec import ReplicaSpec
 from router.process.front import Front
 from tests.router.loopback import until
+from tests.world.loop import WorldLoop
 
 MODEL = "m"
 DEADLINE_S = 50.0  # none of what is awaited takes so long, whatever else the machine does
@@ -316,7 +317,9 @@ async def served(*replicas: Scripted, ready: bool = True, **config: Any) -> Asyn
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         usual = {"health_interval_s": 30.0, "policy": "round-robin", "slow_start_s": 0.0}
         specs = tuple(replica.spec for replica in replicas)
-        front = Front(RouterConfig(**{**usual, "replicas": specs, **config}), listener)
+        loop = asyncio.get_running_loop()
+        given = {"clock": loop.time} if isinstance(loop, WorldLoop) else {}
+        front = Front(RouterConfig(**{**usual, "replicas": specs, **config}), listener, **given)
         await front.start()
         try:
             names = {replica.name: replica for replica in replicas}

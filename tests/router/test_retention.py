@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -29,13 +30,26 @@ def replicas() -> Iterator[list[Replica]]:
         yield [first, second]
 
 
+@contextmanager
+def routed(replicas: list[Replica]) -> Iterator[RouterProcess]:
+    named = [f"url={one.url},name=r{number}" for number, one in enumerate(replicas)]
+    with router("--replica", named[0], "--replica", named[1], "--admin-key", "admin") as running:
+        yield running
+
+
 @pytest.fixture
 def served(replicas: list[Replica]) -> Iterator[RouterProcess]:
     for one in replicas:
         one.wait_idle()
         assert one.post("/reset_prefix_cache").status == 200
-    named = [f"url={one.url},name=r{number}" for number, one in enumerate(replicas)]
-    with router("--replica", named[0], "--replica", named[1], "--admin-key", "admin") as running:
+    with routed(replicas) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def shared(replicas: list[Replica]) -> Iterator[RouterProcess]:
+    """For requests that change nothing."""
+    with routed(replicas) as running:
         yield running
 
 
@@ -153,14 +167,14 @@ def test_prefixes_are_shown_with_the_time_that_is_left(served: RouterProcess) ->
     ],
 )
 def test_what_cannot_be_retained_is_refused(
-    served: RouterProcess, asked: dict[str, Any], status: int, said: str
+    shared: RouterProcess, asked: dict[str, Any], status: int, said: str
 ) -> None:
-    answer = served.post("/retain", {"model": MODEL} | asked, **ADMIN)
+    answer = shared.post("/retain", {"model": MODEL} | asked, **ADMIN)
     assert (answer.status, said in json.dumps(answer.error)) == (status, True)
 
 
-def test_only_operators_may_retain(served: RouterProcess) -> None:
+def test_only_operators_may_retain(shared: RouterProcess) -> None:
     for method, path in (("POST", "/retain"), ("GET", "/retain"), ("DELETE", "/retain/0")):
-        assert served.ask(method, path, {}, {}).status in (401, 403)
-    missing = served.ask("DELETE", "/retain/0", None, ADMIN)
+        assert shared.ask(method, path, {}, {}).status in (401, 403)
+    missing = shared.ask("DELETE", "/retain/0", None, ADMIN)
     assert (missing.status, missing.error["code"]) == (404, "retention_not_found")

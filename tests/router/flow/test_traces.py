@@ -1,18 +1,20 @@
 """Each kind of request does what `traces.json` says when a replica fails.
 
 A trace is all that can be seen from outside: which replica got which request, what the client got, what `/replicas` and
-`/metrics` tell of the replicas afterwards, and how often the request was retried or resumed. After an intended change,
-`python -m tests.router.flow.test_traces` records all traces anew.
+`/metrics` tell of the replicas afterwards, and how often the request was retried or resumed. Time is virtual, but for
+gateways: gRPC has threads of its own. After an intended change, `python -m tests.router.flow.test_traces` records all
+traces anew.
 """
 
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import pytest
@@ -42,30 +44,14 @@ from tests.router.scripted import (
     says,
     served,
 )
-
-pytestmark = pytest.mark.chaos  # its time passes fast, so nobody may hold it up
+from tests.router.virtual import in_virtual_time
 
 RECORD = Path(__file__).with_name("traces.json")
 MESSAGES, RESPONSES, EMBEDDINGS = "/v1/messages", "/v1/responses", "/v1/embeddings"
+BATCH = "/v1/chat/completions/batch"
 LIMIT_S = 2.0  # for the first byte, and between two
 PATIENCE_S = 20.0  # then the client waits until it leaves
-STEP_S, REAL_STEP_S = 0.05, 0.001
-T = TypeVar("T")
-
-
-async def in_fast_time(scenario: Awaitable[T]) -> T:
-    """Run a scenario while the loop's time passes 50 times as fast, but never while the process is held up."""
-    loop, ahead_s = asyncio.get_running_loop(), 0.0
-    real = loop.time
-    loop.time = lambda: real() + ahead_s  # type: ignore[method-assign]
-    try:
-        running = asyncio.ensure_future(scenario)
-        while not running.done():
-            await asyncio.sleep(REAL_STEP_S)
-            ahead_s += STEP_S
-        return running.result()
-    finally:
-        loop.time = real  # type: ignore[method-assign]
+NEVER_S = 100.0
 
 
 # ---- what is seen
@@ -91,6 +77,8 @@ class Trace:
         elif differs and call.header("content-type") == REQUEST_TYPE:
             said = call.native[0].resume_token_ids
             more = f", after {len(said[0]) // 4} tokens" if said else ""
+        elif differs:
+            more = ", another body"
         self.asked.append(f"{name}: {call.method} {call.path}{more}")
 
     async def read(self, client: Client) -> None:
@@ -278,6 +266,7 @@ KINDS: dict[str, Kind] = {
     "message": whole(MESSAGES, ASKED, b'{"content":[],"stop_reason":"end_turn"}'),
     "message, streamed": streamed(MESSAGES, ASKED, message("a", ["one", "two"]), "chat, streamed"),
     "message, streamed, repeatable": streamed(MESSAGES, ASKED, message("a", ["one", "two"]), **RESUMABLE),
+    "batch": whole(BATCH, ASKED | {"messages": [ASKED["messages"]]}, b'{"choices":[]}', is_like="message"),
     "response": whole(RESPONSES, STORED, b'{"status":"completed"}', is_like="message"),
     "response, streamed, repeatable": streamed(
         RESPONSES, STORED, response("a", ["one", "two"]), "message", **RESUMABLE
@@ -375,7 +364,7 @@ async def of_client(kind: Kind, scene: Scene) -> dict[str, Any]:
         replica.handler = handler_of(replica)
     config: dict[str, Any] = {"replica_limit": 1} if scene.full else {}
     if scene.silent:
-        config = {"first_token_timeout_s": 100.0, "idle_timeout_s": 100.0, "health_interval_s": 0.5}
+        config = {"first_token_timeout_s": NEVER_S, "idle_timeout_s": NEVER_S, "health_interval_s": 0.5}
     async with world(replicas, **config) as running, connect(running.port) as client, connect(running.port) as second:
         if scene.unreached:
             refuse_connections(running, "r0")
@@ -438,8 +427,10 @@ async def of_halves(fails: str, first: Handler | None) -> dict[str, Any]:
 async def of_gateway(path: str, happens: str) -> dict[str, Any]:
     trace = Trace()
     replicas = [Replica(f"r{number}") for number in range(1 if happens == "no room" else 2)]
-    config: dict[str, Any] = {"replica_limit": 1} if happens == "no room" else {}
-    async with world(replicas, picker_listen="127.0.0.1:0", **config) as running, gateway(running) as asking:
+    config: dict[str, Any] = {"replica_limit": 1, "queue_timeout_s": 0.1} if happens == "no room" else {}
+    limit_s = 0.1 if happens == "late" else NEVER_S
+    config |= {"picker_listen": "127.0.0.1:0", "first_token_timeout_s": limit_s, "idle_timeout_s": limit_s}
+    async with world(replicas, **config) as running, gateway(running) as asking:
         names = {f"127.0.0.1:{replica.port}": replica.name for replica in replicas}
         body, stream = json.dumps(ASKED | {"input": "hi"}).encode(), asking.stream()
         await stream.begin(body, path=path)
@@ -470,34 +461,36 @@ AT_GATEWAY = ("nothing", *REFUSALS, "late", "leaves", "leaves after bytes", "ser
 
 # ---- the record
 
-Run = Callable[[], Awaitable[dict[str, Any]]]
+Run = Callable[[], dict[str, Any]]
 
 
 def runs() -> dict[str, dict[str, Run]]:
     """All scenarios, by kind of request."""
     found: dict[str, dict[str, Run]] = {}
     for name, kind in KINDS.items():
-        found[name] = {
-            title: lambda kind=kind, scene=scene: of_client(kind, scene)  # type: ignore[misc]
-            for title, scene in scenes(kind).items()
-        }
+        found[name] = {title: partial(virtually, of_client, kind, scene) for title, scene in scenes(kind).items()}
     halves = {name: first for name, first in failing(KINDS["chat, streamed"]) if "after" not in name}
     for title, engine in (("the prompt is computed elsewhere", "e0"), ("a computed prompt is fetched", "e1")):
-        found[title] = {"nothing": lambda: of_halves("none", None)} | {
-            what: lambda engine=engine, first=first: of_halves(engine, first)  # type: ignore[misc]
-            for what, first in {"unreached": None, **halves}.items()
+        found[title] = {"nothing": partial(virtually, of_halves, "none", None)} | {
+            what: partial(virtually, of_halves, engine, first) for what, first in {"unreached": None, **halves}.items()
         }
     for path in (CHAT, MESSAGES, RESPONSES, EMBEDDINGS):
-        found[f"{path} of a gateway"] = {
-            what: lambda path=path, what=what: of_gateway(path, what)  # type: ignore[misc]
-            for what in (AT_GATEWAY if path in (CHAT, EMBEDDINGS) else ("nothing", "500", "503 draining", "late"))
-        }
+        happens = AT_GATEWAY if path in (CHAT, EMBEDDINGS) else ("nothing", "500", "503 draining", "late")
+        found[f"{path} of a gateway"] = {what: partial(really, of_gateway, path, what) for what in happens}
     return found
 
 
-async def traces_of(kind: str) -> dict[str, Any]:
+def virtually(scenario: Any, *arguments: Any) -> dict[str, Any]:
+    return in_virtual_time(scenario(*arguments))
+
+
+def really(scenario: Any, *arguments: Any) -> dict[str, Any]:
+    return asyncio.run(scenario(*arguments))
+
+
+def traces_of(kind: str) -> dict[str, Any]:
     """The traces of a kind; an answer that is the same as if nothing had happened is written once."""
-    traces = {what: await in_fast_time(run()) for what, run in runs()[kind].items()}
+    traces = {what: run() for what, run in runs()[kind].items()}
     client = traces["nothing"]["client"]
     for what, trace in traces.items():
         if what != "nothing" and client and trace["client"][1:] == client[1:]:
@@ -506,15 +499,15 @@ async def traces_of(kind: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", list(runs()))
-async def test_a_kind_of_request_does_what_is_recorded_when_replicas_fail(kind: str) -> None:
+def test_a_kind_of_request_does_what_is_recorded_when_replicas_fail(kind: str) -> None:
     recorded = json.loads(RECORD.read_text())[kind]
-    traces = await traces_of(kind)
+    traces = traces_of(kind)
     assert {what: trace for what, trace in traces.items() if trace != recorded.get(what)} == {}
     assert traces.keys() == recorded.keys()
 
 
 def record() -> None:
-    kinds = {kind: asyncio.run(traces_of(kind)) for kind in runs()}
+    kinds = {kind: traces_of(kind) for kind in runs()}
     lines = [
         f"{json.dumps(kind)}: {{\n"
         + ",\n".join(f"  {json.dumps(what)}: {json.dumps(trace, ensure_ascii=False)}" for what, trace in found.items())

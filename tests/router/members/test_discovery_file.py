@@ -1,7 +1,5 @@
 """The file of replicas: its format, changes and mistakes."""
 
-import asyncio
-import contextlib
 import logging
 import os
 from pathlib import Path
@@ -11,6 +9,7 @@ import pytest
 from router.members.discovery.desired import Desired
 from router.members.discovery.file import FileDiscovery, parse_replicas
 from router.members.spec import parse_replica
+from tests.router.kubernetes_api import following
 from tests.router.loopback import until
 
 GOOD = """
@@ -99,17 +98,8 @@ def test_a_file_of_the_same_length_and_time_is_seen_when_it_was_replaced(tmp_pat
 async def test_a_change_is_told(tmp_path: Path) -> None:
     path = tmp_path / "replicas.toml"
     path.write_text(GOOD)
-    said: list[Desired] = []
-
-    async def follow() -> None:
-        async with contextlib.aclosing(FileDiscovery(str(path), interval_s=0.01).watch()) as members:
-            async for each in members:
-                said.append(each)
-
-    task = asyncio.create_task(follow())
-    await until(lambda: said, "it is read")
-    path.write_text("[[replicas]]\nurl = 'http://h:5'")
-    await until(lambda: len(said) == 2, "it is read again")
-    assert said[-1] == wanted("http://h:5")
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    async with following(FileDiscovery(str(path), interval_s=0.01)) as said:
+        await until(lambda: said, "it is read")
+        path.write_text("[[replicas]]\nurl = 'http://h:5'")
+        await until(lambda: len(said) == 2, "it is read again")
+        assert said[-1] == wanted("http://h:5")

@@ -1,7 +1,5 @@
 """Kubernetes' EndpointSlices: their meaning, and a watch on a server that drops, forgets and refuses."""
 
-import asyncio
-import contextlib
 import logging
 import shutil
 import socket
@@ -21,7 +19,7 @@ from router.members.discovery.desired import Backoff, Desired
 from router.members.discovery.kubernetes import KEEPALIVE, PAGE, KubernetesDiscovery, client_of
 from router.members.discovery.slices import Conditions, Slice, is_draining, slices_of
 from router.members.spec import ReplicaSpec
-from tests.router.kubernetes_api import SLICES, SPACE, KubernetesApi, Refusal
+from tests.router.kubernetes_api import SLICES, SPACE, KubernetesApi, Refusal, following
 from tests.router.loopback import Reply, Request, until
 
 OPENSSL = shutil.which("openssl")
@@ -198,26 +196,14 @@ def test_a_pod_knows_its_cluster_by_environment_and_account(tmp_path: Path) -> N
 
 
 @asynccontextmanager
-async def following(
+async def watching(
     api: KubernetesApi, token: Path | None = None, authority: Path | None = None
 ) -> AsyncIterator[tuple[KubernetesDiscovery, list[Desired]]]:
     files = [None if path is None else str(path) for path in (token, authority)]
     cluster = Cluster(api.url, SPACE, *files)
     watch = KubernetesDiscovery(cluster, slices_of(SPACE, "llm"), backoff=Backoff(first_s=0.01, most_s=0.05))
-    said: list[Desired] = []
-
-    async def follow() -> None:
-        async with contextlib.aclosing(watch.watch()) as members:
-            async for wanted in members:
-                said.append(wanted)
-
-    async with api.running():
-        task = asyncio.create_task(follow())
-        try:
-            yield watch, said
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+    async with api.running(), following(watch) as said:
+        yield watch, said
 
 
 def api_with(*names: str) -> KubernetesApi:
@@ -238,7 +224,7 @@ async def test_a_list_and_then_a_watch_find_the_members(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("first\n")
     api = api_with("a")
-    async with following(api, token) as (_, said):
+    async with watching(api, token) as (_, said):
         await until(lambda: api.watched, "the watch")
         assert [list(wanted) for wanted in said] == [["a"]]
         token.write_text("renewed\n")
@@ -263,7 +249,7 @@ async def test_a_token_that_was_replaced_is_read_relist(tmp_path: Path) -> None:
     api.refusals.append(
         lambda request: (401, {}) if request.headers["authorization"] == "Bearer old" else None,
     )
-    async with following(api, token) as (watch, said):
+    async with watching(api, token) as (watch, said):
         await until(lambda: watch.problem, "the refusal")
         token.write_text("new")
         await until(lambda: said and watch.problem is None, "the watch")
@@ -273,7 +259,7 @@ async def test_a_token_that_was_replaced_is_read_relist(tmp_path: Path) -> None:
 async def test_a_token_that_no_header_can_carry_is_waited_for(written: bytes, tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_bytes(written)
-    async with following(api_with("a"), token) as (watch, said):
+    async with watching(api_with("a"), token) as (watch, said):
         await until(lambda: watch.problem, "the refusal")
         assert watch.problem == f"{token} holds no token of printable ASCII; use the file that Kubernetes mounts"
         token.write_text("good\n")
@@ -294,7 +280,7 @@ def certificate(folder: Path, name: str) -> tuple[Path, ssl.SSLContext]:
 async def test_an_authority_that_was_replaced_is_read_relist(tmp_path: Path) -> None:
     api = api_with("a")
     authority, api.tls = certificate(tmp_path, "first")
-    async with following(api, authority=authority) as (watch, said):
+    async with watching(api, authority=authority) as (watch, said):
         await until(lambda: api.watched, "the watch")
         await api.stop()
         second, api.tls = certificate(tmp_path, "second")
@@ -310,14 +296,14 @@ async def test_an_authority_that_was_replaced_is_read_relist(tmp_path: Path) -> 
 async def test_without_an_authority_those_of_the_system_count(tmp_path: Path) -> None:
     api = api_with("a")
     _, api.tls = certificate(tmp_path, "unknown")
-    async with following(api) as (watch, said):
+    async with watching(api) as (watch, said):
         await until(lambda: "certificate" in str(watch.problem), "the refusal")
     assert said == []
 
 
 async def test_a_dropped_watch_continues_where_it_was(caplog: pytest.LogCaptureFixture) -> None:
     api = api_with("a")
-    async with following(api) as (watch, said):
+    async with watching(api) as (watch, said):
         await until(lambda: api.watched, "the watch")
         api.bookmark(SLICES)
         api.bookmark(SLICES)
@@ -337,7 +323,7 @@ async def test_a_dropped_watch_continues_where_it_was(caplog: pytest.LogCaptureF
 @pytest.mark.parametrize("how", ["event", "status"])
 async def test_a_watch_from_too_long_ago_lists_everything_relist(how: str) -> None:
     api = api_with("a")
-    async with following(api) as (_, said):
+    async with watching(api) as (_, said):
         await until(lambda: api.watched, "the watch")
         await api.stop()
         api.delete(SLICES, "s")
@@ -351,7 +337,7 @@ async def test_a_watch_from_too_long_ago_lists_everything_relist(how: str) -> No
 
 async def test_a_watch_that_goes_back_is_settled_by_a_list() -> None:
     api = api_with("a")
-    async with following(api) as (_, said):
+    async with watching(api) as (_, said):
         await until(lambda: api.watched, "the watch")
         api.put(SLICES, slice_of("s", pod("b")))
         await until(lambda: len(said) == 2, "the change")
@@ -366,7 +352,7 @@ async def test_a_long_list_is_read_page_by_page_and_counts_when_it_is_whole() ->
     api = KubernetesApi()
     for number in range(2 * PAGE + 1):
         api.put(SLICES, slice_of(f"s{number}", pod(f"p{number}")))
-    async with following(api) as (_, said):
+    async with watching(api) as (_, said):
         await until(lambda: api.watched, "the watch")
     assert api.kinds().count("list") == 3
     assert [len(wanted) for wanted in said] == [2 * PAGE + 1]
@@ -383,7 +369,7 @@ async def test_a_list_whose_next_page_is_gone_begins_again() -> None:
         return None
 
     api.refusals.append(forgets_once)
-    async with following(api) as (_, said):
+    async with watching(api) as (_, said):
         await until(lambda: said, "the list")
     assert [bool(request.query.get("continue")) for request in api.asked[:4]] == [False, True, False, True]
     assert len(said[0]) == PAGE + 1
@@ -391,7 +377,7 @@ async def test_a_list_whose_next_page_is_gone_begins_again() -> None:
 
 async def test_half_a_line_is_no_event() -> None:
     api = api_with("a")
-    async with following(api) as (_, said):
+    async with watching(api) as (_, said):
         await until(lambda: api.watched, "the watch")
         api.torn = True
         api.put(SLICES, slice_of("s", pod("b")))
@@ -402,7 +388,7 @@ async def test_half_a_line_is_no_event() -> None:
 
 async def test_only_a_line_feed_ends_a_line() -> None:
     api = api_with("a")
-    async with following(api) as (watch, said):
+    async with watching(api) as (watch, said):
         await until(lambda: api.watched, "the watch")
         changed = slice_of("s", pod("b"))
         changed["metadata"]["annotations"] = {"note": "one\x85two\u2028three"}
@@ -422,7 +408,7 @@ async def test_only_a_line_feed_ends_a_line() -> None:
 async def test_a_refusal_is_reported_and_tried_again(kind: str, status: int, why: str) -> None:
     api = api_with("a")
     api.refusals.append(refusing(kind, status))
-    async with following(api) as (watch, said):
+    async with watching(api) as (watch, said):
         await until(lambda: api.kinds().count(kind) >= 3, "several attempts")
         assert why in str(watch.problem)
         assert len(said) == (kind == "watch")
@@ -446,7 +432,7 @@ async def test_an_answer_that_is_not_of_kubernetes_changes_nothing(kind: str) ->
             await reply.whole(502 if len(answered) == 1 else 200, b"<p>No.</p>\n")
 
     api._handle = as_a_portal_does  # type: ignore[method-assign]
-    async with following(api) as (watch, said):
+    async with watching(api) as (watch, said):
         await until(lambda: answered and watch.problem == "status 502", "the first")
         await until(lambda: f"its {kind} cannot be read" in str(watch.problem), "the second")
         await until(lambda: api.watched, "the watch")
@@ -463,7 +449,7 @@ async def test_a_server_that_says_when_is_asked_then(status: int) -> None:
         return (status, {"retry_after": "1"}) if len(asked_at) == 1 else None
 
     api.refusals.append(busy_once)
-    async with following(api) as (_, said):
+    async with watching(api) as (_, said):
         await until(lambda: said, "the list")
     assert 1.0 <= asked_at[1] - asked_at[0] < 5.0
 
@@ -471,7 +457,7 @@ async def test_a_server_that_says_when_is_asked_then(status: int) -> None:
 async def test_a_watch_that_is_refused_for_what_it_asks_begins_with_a_list() -> None:
     api = api_with("a")
     api.refusals.append(lambda request: refusing("watch", 400)(request) if len(api.watches()) == 1 else None)
-    async with following(api):
+    async with watching(api):
         await until(lambda: api.watched, "the second watch")
     assert api.kinds() == ["list", "watch", "list", "watch"]
 
@@ -493,7 +479,7 @@ async def test_a_server_that_lists_but_lets_no_watch_begin_is_asked_less_and_les
         return refusing("watch", status)(request)  # type: ignore[no-any-return]
 
     api.refusals.append(refuses)
-    async with following(api) as (watch, said):
+    async with watching(api) as (watch, said):
         await until(lambda: len(asked_at) == 4, "several attempts")
         assert asked_at[3] - asked_at[0] > 0.1 + 0.2 + 0.4
         assert api.kinds()[:8] == ["list", "watch"] * 4
@@ -526,7 +512,7 @@ async def test_a_watch_that_ends_with_an_error_at_once_is_asked_for_less_and_les
         await reply.end()
 
     api._handle = fails  # type: ignore[method-assign]
-    async with following(api):
+    async with watching(api):
         await until(lambda: len(asked_at) == 4, "several attempts")
     assert asked_at[3] - asked_at[0] > 0.1 + 0.2 + 0.4
 

@@ -11,6 +11,7 @@ import pytest
 
 from router.members.discovery.desired import Backoff, Desired
 from router.members.discovery.registry import RegistryDiscovery
+from tests.router.kubernetes_api import following
 from tests.router.loopback import Reply, Request, serving, until
 
 MEMBER = {"name": "a", "url": "http://h:1", "incarnation": 7, "draining": False, "model": None, "hat": "new field"}
@@ -41,26 +42,15 @@ class FakeRegistry:
 
 
 @asynccontextmanager
-async def following(url: str, wait_s: float = 5.0) -> AsyncIterator[tuple[RegistryDiscovery, list[Desired]]]:
+async def polling(url: str, wait_s: float = 5.0) -> AsyncIterator[tuple[RegistryDiscovery, list[Desired]]]:
     registry = RegistryDiscovery(url, wait_s=wait_s, backoff=Backoff(first_s=0.01, most_s=0.05))
-    said: list[Desired] = []
-
-    async def follow() -> None:
-        async with contextlib.aclosing(registry.watch()) as members:
-            async for wanted in members:
-                said.append(wanted)
-
-    task = asyncio.create_task(follow())
-    try:
+    async with following(registry) as said:
         yield registry, said
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_members_are_told_at_once_and_when_they_change() -> None:
     fake = FakeRegistry()
-    async with serving(fake.handle) as url, following(url) as (_, said):
+    async with serving(fake.handle) as url, polling(url) as (_, said):
         await until(lambda: said, "the first answer")
         spec = said[0]["a"]
         assert (spec.url, spec.incarnation, spec.draining, spec.model) == ("http://h:1", 7, False, None)
@@ -75,7 +65,7 @@ async def test_members_are_told_at_once_and_when_they_change() -> None:
 
 async def test_an_answer_without_news_is_not_told() -> None:
     fake = FakeRegistry()
-    async with serving(fake.handle) as url, following(url, wait_s=0.0) as (_, said):
+    async with serving(fake.handle) as url, polling(url, wait_s=0.0) as (_, said):
         await until(lambda: len(fake.asked) >= 3, "it asks again")
     assert len(said) == 1
 
@@ -87,7 +77,7 @@ async def test_a_registry_that_is_gone_changes_nothing_and_one_that_comes_back_i
     first = FakeRegistry(version=100)
     async with contextlib.AsyncExitStack() as stack:
         async with serving(first.handle) as url:
-            registry, said = await stack.enter_async_context(following(url))
+            registry, said = await stack.enter_async_context(polling(url))
             await until(lambda: len(first.asked) == 2, "the long poll")
         await until(lambda: registry.problem, "it is missed")
         assert len(said) == 1
@@ -117,7 +107,7 @@ async def test_nonsense_keeps_the_members(content: bytes, status: int, why: str)
     async def handle(_: Request, reply: Reply) -> None:
         await reply.whole(*(answers.pop() if answers else (status, content)))
 
-    async with serving(handle) as url, following(url) as (registry, said):
+    async with serving(handle) as url, polling(url) as (registry, said):
         await until(lambda: registry.problem, "it is told")
         assert why in str(registry.problem)
         assert [list(wanted) for wanted in said] == [["h:1"]]
@@ -125,7 +115,7 @@ async def test_nonsense_keeps_the_members(content: bytes, status: int, why: str)
 
 async def test_a_member_that_cannot_be_used_keeps_no_other_from_being(caplog: pytest.LogCaptureFixture) -> None:
     fake = FakeRegistry()
-    async with serving(fake.handle) as url, following(url) as (registry, said):
+    async with serving(fake.handle) as url, polling(url) as (registry, said):
         await until(lambda: said, "the first answer")
         twice = {"url": "http://h:9", "name": "b"}
         fake.change([MEMBER | {"url": "nonsense"}, {"url": "http://h:2", "name": "b"}, twice, {"name": "c"}, "d"])

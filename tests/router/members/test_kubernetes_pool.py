@@ -15,8 +15,7 @@ from router.members.discovery.collection import Cluster
 from router.members.discovery.desired import Desired
 from router.members.discovery.kubernetes import PoolDiscovery
 from router.members.discovery.pool import InferencePool, Target, check_name, target_of
-from tests.router.kubernetes_api import PODS, POOLS, SPACE, KubernetesApi, Object, pod, pool, port
-from tests.router.kubernetes_real import following
+from tests.router.kubernetes_api import PODS, POOLS, SPACE, KubernetesApi, Object, following, pod, pool, port
 from tests.router.loopback import Request, until
 
 A, B = {"app": "a"}, {"app": "b"}

@@ -1,7 +1,6 @@
 """An API server whose machine is gone: no connection ends, nothing is refused, there is only silence."""
 
 import asyncio
-import contextlib
 import sys
 import time
 from collections.abc import Callable
@@ -9,11 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from router.members.discovery.collection import Cluster
-from router.members.discovery.desired import Desired
 from router.members.discovery.kubernetes import KubernetesDiscovery
 from router.members.discovery.pods import pods_of
 from tests.chaos.nodes import Node, network, no_nodes
-from tests.router.kubernetes_api import PODS, SPACE, KubernetesApi, pod
+from tests.router.kubernetes_api import PODS, SPACE, KubernetesApi, following, pod
 
 why_not = "Linux' own" if sys.platform != "linux" else no_nodes()
 pytestmark = [pytest.mark.chaos, pytest.mark.skipif(why_not is not None, reason=why_not or "")]
@@ -36,25 +34,16 @@ async def cut_and_restored(server: Node) -> tuple[float, float]:
     with server.inside():
         await api.start()
     watch = KubernetesDiscovery(Cluster(api.url, SPACE), pods_of(SPACE, "app=llm"))
-    said: list[Desired] = []
-    following = asyncio.create_task(follow(watch, said))
-    await until(lambda: api.watched == 1, 5.0)
-    server.cut()
-    api.put(PODS, pod("b"))
-    noticed_s = await until(lambda: watch.problem is not None, 30.0)
-    assert list(said[-1]) == ["a"]
-    server.restore()
-    back_s = await until(lambda: sorted(said[-1]) == ["a", "b"], 30.0)
-    following.cancel()
-    await asyncio.gather(following, return_exceptions=True)
+    async with following(watch) as said:
+        await until(lambda: api.watched == 1, 5.0)
+        server.cut()
+        api.put(PODS, pod("b"))
+        noticed_s = await until(lambda: watch.problem is not None, 30.0)
+        assert list(said[-1]) == ["a"]
+        server.restore()
+        back_s = await until(lambda: sorted(said[-1]) == ["a", "b"], 30.0)
     await api.stop()
     return noticed_s, back_s
-
-
-async def follow(watch: KubernetesDiscovery, said: list[Desired]) -> None:
-    async with contextlib.aclosing(watch.watch()) as members:
-        async for wanted in members:
-            said.append(wanted)
 
 
 async def until(condition: Callable[[], bool], limit_s: float) -> float:

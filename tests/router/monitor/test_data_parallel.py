@@ -12,6 +12,8 @@ from router.placement.index import APPROXIMATE
 from tests.router.loopback import until
 from tests.router.scripted import CHAT, MODEL, Call, Scripted, Served, chat, connect, drops, refused_port, says, served
 
+pytestmark = pytest.mark.virtual
+
 HERE = {"host": "localhost"}  # an administrator, as no key is demanded
 GOOD = b'{"choices":[]}'
 METRICS = b"".join(
@@ -159,6 +161,7 @@ async def test_an_engine_without_events_says_what_to_switch_on() -> None:
         assert replica["state"] == "approximate" and "--kv-events-config" in replica["inexact"]
 
 
+@pytest.mark.virtual(False)
 async def test_a_socket_that_is_never_reached_is_named_and_nothing_is_called_exact(
     monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

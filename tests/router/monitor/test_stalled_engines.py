@@ -23,6 +23,8 @@ from tests.router.scripted import (
     served,
 )
 
+pytestmark = pytest.mark.virtual
+
 ASKED = "/v1/completions"  # for a token, by the router itself
 
 

@@ -35,6 +35,8 @@ from tests.router.scripted import (
     silent,
 )
 
+pytestmark = pytest.mark.virtual
+
 GOOD = b'{"choices":[]}'
 OFTEN: dict[str, Any] = {"health_interval_s": 0.05}
 

@@ -1,58 +1,12 @@
+"""What was sent to replicas without events, against a list of blocks, the next to be forgotten first."""
+
 import tracemalloc
 from itertools import count
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from router.placement.index import Approximate, PrefixIndex
-
-
-def held(index: PrefixIndex, slot: int, keys: list[int]) -> int:
-    return index.match(keys, 1 << slot).gpu.get(slot, 0)
-
-
-def test_what_was_routed_is_matched_there_and_nowhere_else() -> None:
-    index = PrefixIndex()
-    one, other = index.add(), index.add()
-    routed = Approximate(index, 100)
-    routed.routed(one, [1, 2, 3])
-    assert index.match([1, 2, 3, 4], 0b11).gpu == {one: 3}
-    routed.routed(other, [1, 2, 9])
-    assert index.match([1, 2, 3, 4], 0b11).gpu == {one: 3, other: 2}
-    routed.check()
-
-
-def test_the_end_of_the_oldest_prompt_is_forgotten_first() -> None:
-    index = PrefixIndex()
-    slot = index.add()
-    routed = Approximate(index, 6)
-    routed.routed(slot, [1, 2, 3, 4])
-    routed.routed(slot, [11, 12, 13, 14])
-    assert (held(index, slot, [1, 2, 3, 4]), held(index, slot, [11, 12, 13, 14])) == (2, 4)
-    routed.routed(slot, [1, 2])  # used again: now the other one is the oldest
-    routed.routed(slot, [21, 22])
-    assert (held(index, slot, [1, 2, 3, 4]), held(index, slot, [11, 12, 13, 14])) == (2, 2)
-    routed.check()
-
-
-def test_a_prompt_longer_than_the_cache_keeps_its_beginning() -> None:
-    index = PrefixIndex()
-    slot = index.add()
-    routed = Approximate(index, 4)
-    routed.routed(slot, range(10))
-    assert held(index, slot, list(range(10))) == 4
-    assert routed.blocks(slot) == 4
-    routed.check()
-
-
-def test_a_dropped_replica_is_forgotten() -> None:
-    index = PrefixIndex()
-    slot = index.add()
-    routed = Approximate(index, 4)
-    routed.routed(slot, [1, 2])
-    routed.clear(slot)
-    index.drop(slot)
-    assert index.add() == slot and routed.blocks(slot) == 0
-    routed.check()
-    routed.routed(slot, [1, 2])
-    assert held(index, slot, [1, 2]) == 2
 
 
 def test_memory_is_flat_under_churn() -> None:
@@ -75,3 +29,34 @@ def test_memory_is_flat_under_churn() -> None:
     routed.check()
     index.check()
     assert after < before * 1.5
+
+
+CAPACITY = 5
+CHAINS = st.lists(st.integers(0, 2), max_size=7).map(
+    lambda turns: [hash(tuple(turns[: end + 1])) & 2**64 - 1 for end in range(len(turns))]
+)
+
+
+@given(routed=st.lists(st.tuples(st.integers(0, 2), CHAINS | st.none()), max_size=40))
+def test_the_index_holds_what_a_list_holds(routed: list[tuple[int, list[int] | None]]) -> None:
+    index = PrefixIndex()
+    slots = [index.add() for _ in range(3)]
+    approximate = Approximate(index, CAPACITY)
+    model: dict[int, list[int]] = {slot: [] for slot in slots}
+    for slot, keys in routed:
+        if keys is None:
+            approximate.clear(slot)
+            index.clear(slot)
+            model[slot].clear()
+            continue
+        approximate.routed(slot, keys)
+        kept = keys[:CAPACITY]
+        model[slot] = [*(key for key in model[slot] if key not in kept), *reversed(kept)][-CAPACITY:]
+        approximate.check()
+        index.check()
+        for one in slots:
+            for _, chain in routed:
+                expected = 0
+                while expected < len(chain or []) and (chain or [])[expected] in model[one]:
+                    expected += 1
+                assert index.match(chain or [], 1 << one).gpu.get(one, 0) == expected

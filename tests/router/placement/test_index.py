@@ -35,25 +35,6 @@ def test_one_walk_gives_every_replicas_longest_prefix() -> None:
     assert matches.lower is matches.gpu and matches.sure is matches.gpu
 
 
-def test_only_the_replicas_asked_about_are_told() -> None:
-    assert holding(10, 5, 3).match(KEYS, 0b101).gpu == {0: 10, 2: 3}
-    assert holding(10, 5, 3).match(KEYS, 0).gpu == {}
-
-
-def test_a_block_evicted_in_the_middle_ends_the_prefix_until_it_returns() -> None:
-    index = holding(10, 10)
-    index.remove(0, [KEYS[4]])
-    assert index.match(KEYS, 0b11).gpu == {0: 4, 1: 10}
-    index.store(0, [KEYS[4]])
-    assert index.match(KEYS, 0b11).gpu == {0: 10, 1: 10}
-
-
-def test_prompts_without_a_match() -> None:
-    assert holding(3).match([1, 2], 1).gpu == {}
-    assert holding(3).match([], 1).gpu == {}
-    assert PrefixIndex().match(KEYS, 0b111).gpu == {}
-
-
 def test_700_replicas_may_hold_one_block() -> None:
     index = holding(*[1 + slot % 10 for slot in range(700)])
     assert index.match(KEYS, (1 << 700) - 1).gpu == {slot: 1 + slot % 10 for slot in range(700)}
@@ -70,45 +51,6 @@ def test_holders_of_blocks_are_told_in_any_medium_and_behind_gaps() -> None:
     assert index.holders([]) == []
 
 
-def test_lower_media_count_together_with_gpu_memory() -> None:
-    index = holding(4, 10)
-    index.store(0, KEYS[4:6], "CPU")
-    index.store(0, KEYS[6:9], "DISK")
-    index.check()
-    matches = index.match(KEYS, 0b11)
-    assert (matches.gpu, matches.lower) == ({0: 4, 1: 10}, {0: 9, 1: 10})
-    assert index.blocks(0) == {"GPU": 4, "CPU": 2, "DISK": 3}
-
-
-def test_each_source_adds_to_the_cheaper_ones_whatever_came_first() -> None:
-    index = holding(2, 3)
-    index.store(0, KEYS[4:6], "EXTERNAL")
-    index.store(0, [KEYS[6]], "DISK")
-    index.store(0, [KEYS[3]], "CPU_PINNED")
-    index.store(0, [KEYS[2]], "CPU")
-    assert index.match(KEYS, 0b11).below == (("CPU", {0: 4, 1: 3}), ("STORAGE", {0: 7, 1: 3}))
-    index.remove(0, [KEYS[2]], "CPU")
-    assert index.match(KEYS, 0b11).below == ()
-
-
-def test_neighbours_may_read_what_events_confirm_in_gpu_or_host_memory() -> None:
-    index = holding(2, 3)
-    index.store(0, [KEYS[2]], "CPU")
-    index.store(0, [KEYS[3]], "STORAGE")
-    index.optimistic.add(1, KEYS[3:5], 1.0)
-    assert index.match(KEYS, 0b11, readers=0b11).readable == {0: 3, 1: 3}
-    assert index.match(KEYS, 0b11, readers=0b10).readable[1] == 3
-    assert index.match(KEYS, 0b11).readable == {}
-
-
-def test_a_medium_that_fills_a_hole_joins_what_gpu_memory_has_on_both_sides() -> None:
-    index = holding(10)
-    index.remove(0, [KEYS[2]])
-    index.store(0, [KEYS[2]], "CPU")
-    matches = index.match(KEYS, 1)
-    assert (matches.gpu, matches.lower) == ({0: 2}, {0: 10})
-
-
 def test_an_unused_medium_costs_nothing() -> None:
     index = holding(4)
     index.store(0, KEYS[4:6], "CPU")
@@ -123,24 +65,6 @@ def test_an_unused_medium_costs_nothing() -> None:
 # ---- optimistic entries
 
 
-def test_optimistic_entries_count_as_gpu_memory_but_not_as_sure() -> None:
-    index = holding(3, 0)
-    index.optimistic.add(0, KEYS[3:5], 1.0)
-    index.optimistic.add(1, KEYS[:7], 1.0)
-    assert index.match(KEYS, 0b11) == Matches({0: 5, 1: 7}, {0: 3})
-    assert index.match([1, 2], 0b11) == Matches({}, {})
-    assert index.blocks(0) == {"GPU": 3} and index.blocks(1) == {}
-    index.optimistic.expire(1.0)
-    assert index.match(KEYS, 0b11).gpu == {0: 3}
-
-
-def test_an_optimistic_entry_counts_after_a_block_that_a_lower_medium_holds() -> None:
-    index = holding(3)
-    index.store(0, [KEYS[3]], "CPU")
-    index.optimistic.add(0, KEYS[4:6], 1.0)
-    assert index.match(KEYS, 1) == Matches({0: 3}, {0: 3}, (("CPU", {0: 6}),))
-
-
 def test_stored_confirms_whatever_of_the_chain_was_awaited() -> None:
     index = holding(0)
     index.optimistic.add(0, KEYS[:4], 1.0)
@@ -149,14 +73,6 @@ def test_stored_confirms_whatever_of_the_chain_was_awaited() -> None:
     index.apply(0, stored(KEYS[2:4], "CPU"))  # the GPU's copy may still come
     assert sorted(index.optimistic.holders.masks) == KEYS[2:4]
     index.optimistic.check()
-
-
-def test_a_confirmed_block_that_is_evicted_is_gone_whatever_its_deadline_was() -> None:
-    index = holding(0)
-    index.optimistic.add(0, KEYS[:4], 1.0)
-    index.apply(0, stored(KEYS[:4]))
-    index.apply(0, Removed("GPU", KEYS[2:4]))
-    assert index.match(KEYS, 1).gpu == {0: 2}
 
 
 # ---- changes
@@ -178,17 +94,6 @@ def test_cleared_without_the_keys_finds_them_anyway() -> None:
     index.apply(0, Cleared())
     index.check()
     assert (index.blocks(0), index.blocks(1)) == ({}, {"GPU": 5})
-
-
-def test_a_freed_slot_is_used_again_and_inherits_nothing() -> None:
-    index = holding(5, 5, 5)
-    index.optimistic.add(1, KEYS, 9.0)
-    index.drop(1)
-    index.check()
-    assert index.match(KEYS, 0b111).gpu == {0: 5, 2: 5}
-    assert (index.add(), index.add()) == (1, 3)
-    assert index.match(KEYS, 0b1111).gpu == {0: 5, 2: 5}
-    index.check()
 
 
 def test_a_replica_leaves_without_a_look_at_what_others_hold(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,16 +118,6 @@ def test_check_finds_a_count_that_drifted() -> None:
     index.pools["GPU", 0].masks[1] = 1
     with pytest.raises(AssertionError, match="6"):
         index.check()
-
-
-def test_a_block_stored_twice_is_one() -> None:
-    index = holding(0)
-    index.store(0, [1, 1, 2])
-    index.store(0, {2, 3})
-    assert index.blocks(0) == {"GPU": 3}
-    index.remove(0, [1, 1, 9])
-    assert index.blocks(0) == {"GPU": 2}
-    index.check()
 
 
 # ---- memory

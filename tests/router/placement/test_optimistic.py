@@ -8,25 +8,6 @@ def kept(optimistic: Optimistic) -> dict[int, int]:
     return optimistic.holders.masks
 
 
-def test_an_entry_is_there_until_its_deadline() -> None:
-    optimistic = Optimistic()
-    optimistic.add(1, [10, 11], 5.0)
-    optimistic.expire(4.9)
-    assert kept(optimistic) == {10: 2, 11: 2} and len(optimistic) == 2
-    optimistic.expire(5.0)
-    assert kept(optimistic) == {} and len(optimistic) == 0
-
-
-def test_a_key_added_again_lives_until_the_later_deadline() -> None:
-    optimistic = Optimistic()
-    optimistic.add(0, [10, 11], 5.0)
-    optimistic.add(0, [10], 8.0)
-    optimistic.expire(6.0)
-    assert kept(optimistic) == {10: 1}
-    optimistic.expire(8.0)
-    assert kept(optimistic) == {}
-
-
 def test_withdrawn_keys_are_gone_unless_added_again() -> None:
     optimistic = Optimistic()
     first = optimistic.add(0, [10, 11], 5.0)
@@ -50,44 +31,6 @@ def test_what_was_added_again_stays_though_it_is_waited_for_less_long() -> None:
     assert kept(optimistic) == {10: 1}  # the first one's deadline is kept
     optimistic.expire(90.0)
     assert kept(optimistic) == {}
-
-
-def test_a_key_added_again_with_an_earlier_deadline_keeps_its_own() -> None:
-    optimistic = Optimistic()
-    optimistic.add(0, [10], 8.0)
-    optimistic.add(0, [10, 11], 5.0)
-    optimistic.expire(6.0)
-    assert kept(optimistic) == {10: 1}
-
-
-def test_entries_need_not_come_in_order() -> None:
-    optimistic = Optimistic()
-    for deadline_s in (9.0, 3.0, 6.0):
-        optimistic.add(0, [int(deadline_s)], deadline_s)
-    optimistic.expire(3.0)
-    assert kept(optimistic) == {9: 1, 6: 1}
-    optimistic.expire(7.0)
-    assert kept(optimistic) == {9: 1}
-
-
-def test_confirmed_keys_are_gone_for_this_replica_only() -> None:
-    optimistic = Optimistic()
-    optimistic.add(0, [10, 11], 5.0)
-    optimistic.add(1, [10], 5.0)
-    optimistic.confirm(0, [10, 99])
-    assert kept(optimistic) == {10: 2, 11: 1}
-    optimistic.confirm(7, [10])
-    assert kept(optimistic) == {10: 2, 11: 1}
-
-
-def test_what_events_say_already_needs_no_entry() -> None:
-    held = {10: 0b01}
-    optimistic = Optimistic(held)
-    optimistic.add(0, [10, 11], 5.0)
-    optimistic.add(1, [10], 5.0)
-    assert kept(optimistic) == {10: 0b10, 11: 0b01}
-    optimistic.add(0, [10], 9.0)
-    assert len(optimistic) == 2
 
 
 def test_a_slot_used_again_inherits_nothing_not_even_entries() -> None:

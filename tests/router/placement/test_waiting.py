@@ -1,4 +1,6 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from router.placement.cost import Candidate
 from router.placement.waiting import LEAST_WAIT_S, MAX_WAIT_S, STEP_S, Waiting
@@ -9,13 +11,6 @@ def drained(waiting: Waiting[str]) -> list[str]:
     while (entry := waiting.take(100.0)) is not None:
         found.append(entry)
     return found
-
-
-def test_lower_priority_goes_first_and_then_arrival() -> None:
-    waiting: Waiting[str] = Waiting(10)
-    for entry, priority in (("b1", 1), ("a1", 0), ("b2", 1), ("a2", 0)):
-        assert waiting.offer(entry, priority, 1.0) is None
-    assert drained(waiting) == ["a1", "a2", "b1", "b2"]
 
 
 def test_a_full_queue_refuses_the_newcomer_or_the_worst_if_the_newcomer_is_better() -> None:
@@ -63,32 +58,6 @@ def test_no_request_starves() -> None:
             served_s = second
             break
     assert served_s == 3 * STEP_S
-
-
-def test_a_cancelled_entry_is_gone() -> None:
-    waiting: Waiting[str] = Waiting(10)
-    waiting.offer("first", 0, 1.0)
-    waiting.offer("second", 0, 1.0)
-    assert "first" in waiting and waiting.cancel("first") and not waiting.cancel("first")
-    assert drained(waiting) == ["second"]
-
-
-def test_an_entry_waits_once() -> None:
-    waiting: Waiting[str] = Waiting(10)
-    waiting.offer("first", 0, 1.0)
-    with pytest.raises(ValueError, match="'first' already waits"):
-        waiting.offer("first", 0, 2.0)
-
-
-def test_entries_expire_at_their_own_deadlines() -> None:
-    waiting: Waiting[str] = Waiting(10)
-    waiting.offer("late", 0, 1.0, 9.0)
-    waiting.offer("soon", 1, 1.0, 5.0)
-    waiting.offer("never", 0, 1.0)
-    assert waiting.expire(4.9) == []
-    assert waiting.expire(5.0) == ["soon"]
-    assert waiting.expire(100.0) == ["late"]
-    assert drained(waiting) == ["never"]
 
 
 def test_the_estimated_wait_follows_how_fast_others_left() -> None:
@@ -153,3 +122,66 @@ def test_room_goes_to_those_it_is_enough_for_in_their_order() -> None:
         replica.all_in_flight += 1
     assert taken == ["r1", "r3"]
     assert drained(waiting) == ["r0", "r2", "r4"]
+
+
+# ---- against a list that is sorted every time
+
+
+Step = tuple[str, int, int, float]
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["offer", "offer", "offer", "take", "cancel", "expire"]),
+        st.integers(0, 15),
+        st.integers(-3, 3),
+        st.floats(0, 8),
+    ),
+    max_size=80,
+)
+
+
+class Model:
+    """A list, sorted every time."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.entries: list[tuple[float, int, int, float]] = []  # rank, number, entry, deadline
+        self.number = 0
+
+    def offer(self, entry: int, priority: int, now_s: float, deadline_s: float) -> int | None:
+        self.number += 1
+        self.entries = sorted([*self.entries, (now_s + STEP_S * priority, self.number, entry, deadline_s)])
+        return self.entries.pop()[2] if len(self.entries) > self.capacity else None
+
+    def take(self) -> int | None:
+        return self.entries.pop(0)[2] if self.entries else None
+
+    def cancel(self, entry: int) -> bool:
+        before = len(self.entries)
+        self.entries = [one for one in self.entries if one[2] != entry]
+        return len(self.entries) < before
+
+    def expire(self, now_s: float) -> list[int]:
+        gone = sorted((one[3], one[1], one[2]) for one in self.entries if one[3] <= now_s)
+        self.entries = [one for one in self.entries if one[3] > now_s]
+        return [entry for _, _, entry in gone]
+
+
+@given(st.integers(0, 6), STEPS)
+def test_it_does_what_a_sorted_list_does(capacity: int, steps: list[Step]) -> None:
+    waiting: Waiting[int] = Waiting(capacity)
+    model = Model(capacity)
+    now_s = 0.0
+    for what, entry, priority, passed_s in steps:
+        now_s += passed_s
+        if what == "offer" and entry not in waiting:
+            deadline_s = now_s + 2 * entry
+            assert waiting.offer(entry, priority, now_s, deadline_s) == model.offer(entry, priority, now_s, deadline_s)
+        elif what == "take":
+            assert waiting.take(now_s) == model.take()
+        elif what == "cancel":
+            assert waiting.cancel(entry) == model.cancel(entry)
+        elif what == "expire":
+            assert waiting.expire(now_s) == model.expire(now_s)
+        waiting.check()
+        assert len(waiting) == len(model.entries)
+        assert waiting.estimated_wait_s(now_s) > 0

@@ -23,6 +23,8 @@ from tests.router.scripted import (
     served,
 )
 
+pytestmark = pytest.mark.virtual
+
 GOOD = b'{"choices":[{"index":0,"message":{"content":"\\"finish_reason\\":\\"abort\\""},"finish_reason":"stop"}]}'
 GIVEN_UP = GOOD.replace(b'"stop"', b'"abort"')
 
@@ -89,6 +91,7 @@ async def test_a_stream_that_was_given_up_in_its_midst_ends_in_an_error(cut: int
         assert len(script.calls) == 1 and faults(running) == 1
 
 
+@pytest.mark.virtual(False)
 @pytest.mark.parametrize("cut", [0, 1, 60, said("", "abort").index(b"abort") + 2])
 async def test_a_stream_that_is_given_up_after_many_reads_ends_in_an_error(cut: int) -> None:
     events, last = [said(f"word {number} " * 3) for number in range(5)], said("", "abort") + said("too late " * 9)

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from tests.router.keeping import Keeping
-from tests.router.scripted import MODEL, QUEUE_FULL, Call, Scripted, Served, connect, drops, says, served
+from tests.router.scripted import MODEL, Call, Scripted, Served, connect, says, served
+
+pytestmark = pytest.mark.virtual
 
 MESSAGES, RESPONSES, BATCH = "/v1/messages", "/v1/responses", "/v1/chat/completions/batch"
 COST: dict[str, Any] = {"policy": "cost"}
@@ -136,26 +138,6 @@ async def test_what_is_no_conversation_is_the_replicas_to_refuse(path: str, sent
     async with served(one, **COST) as running, connect(running.port) as client:
         assert (await client.post(path, sent)).status == 200
         assert one.calls[0].body == sent
-
-
-async def test_an_unknown_model_is_refused() -> None:
-    async with served(*replicas(1)) as running, connect(running.port) as client:
-        answer = await client.post(MESSAGES, body(MESSAGES, "stars", 1) | {"model": "none"})
-        assert (answer.status, answer.error["code"]) == (404, "model_not_found")
-
-
-async def test_a_full_replica_is_passed_over() -> None:
-    full = Scripted("full", says(QUEUE_FULL, 429))
-    good = Scripted("good", says(b"{}"))
-    async with served(full, good, **COST) as running, connect(running.port) as client:
-        for n in range(4):
-            assert replica_of(await client.post(MESSAGES, body(MESSAGES, f"topic {n}", 1))) == "good"
-
-
-async def test_a_replica_that_is_lost_with_the_request_is_said() -> None:
-    async with served(Scripted("one", drops), **COST) as running, connect(running.port) as client:
-        answer = await client.post(RESPONSES, body(RESPONSES, "stars", 1, background=True))
-        assert (answer.status, answer.error["code"]) == (502, "replica_lost")
 
 
 async def test_codex_keeps_its_session_by_its_cache_key_too() -> None:

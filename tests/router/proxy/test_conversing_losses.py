@@ -29,6 +29,8 @@ from tests.router.scripted import (
     served,
 )
 
+pytestmark = pytest.mark.virtual
+
 MESSAGES, RESPONSES, BATCH = "/v1/messages", "/v1/responses", "/v1/chat/completions/batch"
 GOOD = b'{"content":[],"stop_reason":"end_turn","status":"completed"}'
 
@@ -117,15 +119,6 @@ def streams(events: Sequence[bytes], then: str = "end") -> Handler:
 # ---- before the first byte
 
 
-@pytest.mark.parametrize("path", [MESSAGES, RESPONSES, BATCH])
-@pytest.mark.parametrize("resume", [False, True], ids=["plain", "resumable"])
-async def test_a_request_without_effects_that_is_lost_goes_to_another_replica(path: str, resume: bool) -> None:
-    script = Script(drops, says(GOOD))
-    async with world(script, resume=resume) as (running, client):
-        answer = await client.post(path, body(path))
-        assert (answer.status, answer.body, len(script.calls), faults(running)) == (200, GOOD, 2, 1)
-
-
 @pytest.mark.parametrize(
     "fields",
     [
@@ -150,41 +143,6 @@ async def test_what_is_kept_or_called_by_the_client_is_no_effect(fields: dict[st
     script = Script(drops, says(GOOD))
     async with world(script) as (_, client):
         assert (await client.post(RESPONSES, body(RESPONSES, **fields))).body == GOOD
-
-
-@pytest.mark.parametrize("path", [MESSAGES, RESPONSES])
-async def test_half_a_whole_answer_is_repeated(path: str) -> None:
-    def half(call: Call) -> None:
-        call.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{")
-        call.drop()
-
-    script = Script(half, says(GOOD))
-    async with world(script) as (running, client):
-        assert (await client.post(path, body(path))).body == GOOD and faults(running) == 1
-
-
-@pytest.mark.parametrize("path", [MESSAGES, RESPONSES])
-@pytest.mark.parametrize("status", [429, 500, 502, 503])
-async def test_an_error_sends_the_request_to_the_next_replica(path: str, status: int) -> None:
-    script = Script(says(b"{}", status), says(GOOD))
-    async with world(script) as (_, client):
-        assert (await client.post(path, body(path))).body == GOOD and len(script.calls) == 2
-
-
-@pytest.mark.parametrize("path", [MESSAGES, RESPONSES])
-async def test_internal_errors_in_a_row_open_the_breaker(path: str) -> None:
-    script = Script(says(b"{}", 500))
-    async with world(script, 1) as (running, client):
-        for _ in range(3):
-            assert (await client.post(path, body(path))).status == 500
-        assert running.member("r0").health.breaker == "open" and faults(running) == 3
-
-
-async def test_a_request_that_kills_replicas_takes_no_more_than_three_with_it() -> None:
-    script = Script(drops)
-    async with world(script, 4) as (_, client):
-        assert (await client.post(MESSAGES, body(MESSAGES))).status == 503
-        assert len(script.calls) == 3
 
 
 # ---- answers that the engine gave up

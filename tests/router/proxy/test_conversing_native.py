@@ -16,6 +16,8 @@ from api.tokens.tokenizer import ByteTokenizer
 from router.tenants.keys import Key, digest_of
 from tests.router.scripted import MODEL, Call, Script, Scripted, connect, says, served
 
+pytestmark = pytest.mark.virtual
+
 PATH = "/v1/messages"
 HEAD, MORE = b"event: message_start\ndata: {}\n\n", b"event: content_block_delta\ndata: {}\n\n"
 LAST = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'

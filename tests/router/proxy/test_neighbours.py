@@ -19,6 +19,8 @@ from router.log_lines import LogLine
 from router.proxy.predicted_hit import PULLED
 from tests.router.scripted import MODEL, Call, Script, Scripted, Served, connect, served
 
+pytestmark = pytest.mark.virtual
+
 CHAT = "/v1/chat/completions"
 SIZE = 16
 ASKED = {"model": MODEL, "messages": [{"role": "user", "content": "Tell me of the sea. " * 60}], "max_tokens": 4}

@@ -15,6 +15,8 @@ from router.tenants.keys import parse_keys
 from tests.router.proxy.test_prefill import CHAT, PATHS, body
 from tests.router.scripted import MODEL, Answer, Call, Client, Scripted, Served, connect, served
 
+pytestmark = pytest.mark.virtual
+
 CACHED = "x_warmroute_cached_tokens"
 
 

@@ -4,9 +4,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
+
 from events.native import Load
 from router.tenants.keys import parse_keys
 from tests.router.scripted import CHAT, COMPLETIONS, Call, Script, Served, connect, served
+
+pytestmark = pytest.mark.virtual
 
 KEYS = """
 [keys.chat]

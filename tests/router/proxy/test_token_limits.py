@@ -10,6 +10,8 @@ from router.tenants.keys import Key, keys_from_options
 from tests.router.loopback import until
 from tests.router.scripted import CHAT, COMPLETIONS, Call, Script, Served, connect, served
 
+pytestmark = pytest.mark.virtual
+
 KEY = "client-key"
 PROMPT = 9  # tokens: a beginning, and one for each byte
 DAY = 1000

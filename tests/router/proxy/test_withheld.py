@@ -5,7 +5,7 @@ from collections.abc import Collection
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from api.errors import ApiError
@@ -114,7 +114,6 @@ def objects(draw: st.DrawFn, depth: int = 2) -> str:
 
 
 @given(objects(), st.sampled_from(ENCODINGS), st.sampled_from(["", "\ufeff", " ", "\x00"]))
-@settings(max_examples=500)
 def test_no_engine_finds_a_withheld_field_in_what_is_passed_on(text: str, encoding: str, before: str) -> None:
     """Python's parser takes the most of all that engines use: it detects encodings, and accepts NaN."""
     try:

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
+from qualification.kubernetes.real import RealApi, checked, no_cluster, real_api
 from tests.k8s.rendered import NAMESPACE, of_kind, rendered
-from tests.router.kubernetes_real import RealApi, checked, no_cluster, real_api
 
 why_not = no_cluster()
 pytestmark = [
-    pytest.mark.chaos,
+    pytest.mark.live,
     pytest.mark.timeout(180),
     pytest.mark.skipif(why_not is not None, reason=why_not or ""),
 ]

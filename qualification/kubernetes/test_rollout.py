@@ -10,15 +10,15 @@ from typing import Any
 import httpx2
 import pytest
 
+from qualification.kubernetes.real import MERGE, RealApi, checked, no_cluster, real_api, slices_known_to
 from router.config import Kubernetes
 from router.members.discovery.kubernetes import KubernetesDiscovery
-from tests.router.kubernetes_api import PODS, SPACE, Object, pod
-from tests.router.kubernetes_real import MERGE, RealApi, checked, following, no_cluster, real_api, slices_known_to
+from tests.router.kubernetes_api import PODS, SPACE, Object, following, pod
 from tests.router.scripted import CHAT, Scripted, Served, chat, connect, named, served
 
 why_not = no_cluster("kube-controller-manager")
 pytestmark = [
-    pytest.mark.chaos,
+    pytest.mark.live,
     pytest.mark.timeout(180),
     pytest.mark.skipif(why_not is not None, reason=why_not or ""),
 ]

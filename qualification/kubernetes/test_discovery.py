@@ -12,28 +12,27 @@ import httpx2
 import msgspec
 import pytest
 
-from router.config import Kubernetes
-from router.members.discovery.kubernetes import KubernetesDiscovery, PoolDiscovery
-from router.members.discovery.pods import pods_of
-from tests.router.kubernetes_api import OBJECTIVES, PODS, POOLS, SPACE, pod, pool, port
-from tests.router.kubernetes_real import (
+from qualification.kubernetes.real import (
     MERGE,
     ROUTER,
     RealApi,
     Relay,
     checked,
     definition,
-    following,
     no_cluster,
     real_api,
     slices_known_to,
 )
+from router.config import Kubernetes
+from router.members.discovery.kubernetes import KubernetesDiscovery, PoolDiscovery
+from router.members.discovery.pods import pods_of
+from tests.router.kubernetes_api import OBJECTIVES, PODS, POOLS, SPACE, following, pod, pool, port
 from tests.router.members.test_kubernetes_pods import NO_SELECTORS, SELECTORS
 from tests.router.scripted import CHAT, Scripted, Served, chat, connect, named, served
 
 why_not = no_cluster()
 pytestmark = [
-    pytest.mark.chaos,
+    pytest.mark.live,
     pytest.mark.timeout(180),
     pytest.mark.skipif(why_not is not None, reason=why_not or ""),
 ]

@@ -9,14 +9,13 @@ import ssl
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx2
 
 from router.members.discovery.collection import Cluster, Collection
-from router.members.discovery.desired import Desired, Discovery
 from router.members.discovery.slices import KIND, Slice, slices_of
 from router.members.spec import ReplicaSpec
 from tests.router.kubernetes_api import SPACE, Object
@@ -271,20 +270,3 @@ def real_api(folder: Path) -> Iterator[RealApi]:
         yield api
     finally:
         api.end()
-
-
-@asynccontextmanager
-async def following(watch: Discovery) -> AsyncIterator[list[Desired]]:
-    said: list[Desired] = []
-
-    async def follow() -> None:
-        async with aclosing(watch.watch()) as members:
-            async for wanted in members:
-                said.append(wanted)
-
-    task = asyncio.create_task(follow())
-    try:
-        yield said
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
