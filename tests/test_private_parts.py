@@ -3,13 +3,10 @@
 pyproject.toml bounds both by the next minor release; raise a bound when these tests pass with it.
 """
 
-import ast
 import inspect
 import tomllib
-from collections.abc import Iterator
 from importlib import import_module
 from importlib.metadata import version
-from pathlib import Path
 
 import pytest
 from starlette.responses import PlainTextResponse
@@ -18,8 +15,8 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import Server, ServerState
 
-ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("events", "api", "engines", "kernels", "replica", "router", "fleet", "lab")
+from tests.house import ROOT, files
+
 PRIVATE = ("uvicorn.protocols", "uvicorn.server", "ray._private", "ray.experimental")
 IMPORTED = {  # module: names
     "ray._private": {"state", "worker"},
@@ -113,18 +110,12 @@ def test_rays_actor_handles_tell_their_ids_and_init_takes_what_we_give() -> None
 # ---- both
 
 
-def private_imports() -> Iterator[tuple[str, str]]:
-    for package in PACKAGES:
-        for path in (ROOT / package).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.ImportFrom) and str(node.module).startswith(PRIVATE):
-                    yield from ((str(node.module), alias.name) for alias in node.names)
-
-
 def test_no_other_private_names_are_imported() -> None:
     found: dict[str, set[str]] = {}
-    for module, name in private_imports():
-        found.setdefault(module, set()).add(name)
+    for _, file in files():
+        for one in file.imports:
+            if one.names and one.module.startswith(PRIVATE):
+                found.setdefault(one.module, set()).update(one.names)
     assert found == IMPORTED
 
 
