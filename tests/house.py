@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +33,72 @@ class Measures(NamedTuple):
     lines: int
 
 
+class Import(NamedTuple):
+    """One import statement, `import_module("x")` included."""
+
+    module: str
+    names: tuple[str, ...]  # that are taken from it
+    line: int
+    inside_function: bool
+
+    @property
+    def modules(self) -> list[str]:
+        """Whatever may be a module: `from replica import runners` names `replica` and `replica.runners`."""
+        return [self.module, *(f"{self.module}.{name}" for name in self.names)]
+
+
+class File(NamedTuple):
+    lines: int
+    imports: list[Import]
+    helpers: list[str]  # private functions and methods
+    used: Counter[str]  # names
+
+
+@cache
+def read(path: Path) -> File:
+    """Parse a file, once: several tests ask about all files of the packages."""
+    source = path.read_text()
+    file = File(len(source.splitlines()), [], [], Counter())
+    _look(ast.parse(source), file, inside_function=False)
+    return file
+
+
+def _look(node: ast.AST, file: File, *, inside_function: bool) -> None:
+    file.imports.extend(Import(*found, node.lineno, inside_function) for found in _imported_by(node))  # type: ignore[attr-defined]
+    match node:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+            inside_function = True
+            if name.startswith("_") and not name.startswith("__"):
+                file.helpers.append(name)
+        case ast.Lambda():
+            inside_function = True
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            file.used[name] += 1
+    for child in ast.iter_child_nodes(node):
+        _look(child, file, inside_function=inside_function)
+
+
+def _imported_by(node: ast.AST) -> list[tuple[str, tuple[str, ...]]]:
+    match node:
+        case ast.Import():
+            return [(alias.name, ()) for alias in node.names]
+        case ast.ImportFrom(module=str(module), level=0):
+            return [(module, tuple(alias.name for alias in node.names))]
+        case ast.Call(
+            func=ast.Name(id="import_module" | "__import__") | ast.Attribute(attr="import_module"),
+            args=[ast.Constant(value=str(module)), *_],
+        ):
+            return [(module, ())]
+    return []
+
+
+def files(root: Path = ROOT) -> Iterator[tuple[Path, File]]:
+    """Yield the packages' files."""
+    for package in PACKAGES:
+        for path in sorted((root / package).rglob("*.py")):
+            yield path, read(path)
+
+
 def measured(package: Path) -> Measures:
     graph = modules(package)
     reached, of_rooms = reach(graph), reach(rooms(graph))
@@ -40,26 +107,20 @@ def measured(package: Path) -> Measures:
         floors=max(floors(of_rooms).values(), default=0),
         in_circles=sum(name in others for found in (reached, of_rooms) for name, others in found.items()),
         files=max(Counter(path.parent for path in package.rglob("*.py")).values()),
-        lines=sum(len(path.read_text().splitlines()) for path in package.rglob("*.py")),
+        lines=sum(read(path).lines for path in package.rglob("*.py")),
     )
 
 
 def modules(package: Path) -> dict[str, set[str]]:
     """Return the names of all modules, each with those among them that it imports."""
-    files = {
-        ".".join(path.relative_to(package.parent).with_suffix("").parts).removesuffix(".__init__"): path
+    found = {
+        ".".join(path.relative_to(package.parent).with_suffix("").parts).removesuffix(".__init__"): read(path)
         for path in package.rglob("*.py")
     }
-    return {name: {*_imported(path)} & files.keys() - {name} for name, path in files.items()}
-
-
-def _imported(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+    return {
+        name: {module for one in file.imports for module in one.modules} & found.keys() - {name}
+        for name, file in found.items()
+    }
 
 
 def rooms(graph: Graph) -> dict[str, set[str]]:
@@ -93,15 +154,8 @@ def floors(reached: Graph) -> dict[str, int]:
 
 def private_helpers(root: Path = ROOT) -> tuple[int, int]:
     """Count the private functions and methods, and those among them whose name is used once beside its definition."""
-    defined, used = list[str](), Counter[str]()
-    for path in (path for package in PACKAGES for path in (root / package).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                if node.name.startswith("_") and not node.name.startswith("__"):
-                    defined.append(f"{path} {node.name}")
-            elif isinstance(node, ast.Name | ast.Attribute):
-                used[f"{path} {node.id if isinstance(node, ast.Name) else node.attr}"] += 1
-    return len(defined), sum(used[name] == 1 for name in defined)
+    helpers = [(file, name) for _, file in files(root) for name in file.helpers]
+    return len(helpers), sum(file.used[name] == 1 for file, name in helpers)
 
 
 def flags(command: click.Command) -> list[str]:
@@ -115,14 +169,7 @@ def flags(command: click.Command) -> list[str]:
 
 def importers(root: Path, module: str, name: str) -> int:
     """Count the modules that import this name, even if only for types."""
-    return sum(
-        any(
-            isinstance(node, ast.ImportFrom) and node.module == module and name in {alias.name for alias in node.names}
-            for node in ast.walk(ast.parse(path.read_text()))
-        )
-        for package in PACKAGES
-        for path in (root / package).rglob("*.py")
-    )
+    return sum(any(one.module == module and name in one.names for one in file.imports) for _, file in files(root))
 
 
 # Run in a checkout: a warm chat through its front, without sockets.

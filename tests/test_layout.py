@@ -1,15 +1,11 @@
 """Allowed imports between packages; the table is the one in docs/architecture.md."""
 
-import ast
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import NOWHERE, runs_nowhere
-
-ROOT = Path(__file__).resolve().parent.parent
+from tests.house import ROOT, files, read
 
 ALLOWED = {
     "events": set[str](),
@@ -32,59 +28,22 @@ FORBIDDEN = {
 }
 
 
-@dataclass(frozen=True)
-class Import:
-    """One import statement: the top-level module, and whether it runs only when a function does."""
-
-    module: str
-    line: int
-    inside_function: bool
-
-
-def imports_of(source: str) -> Iterator[Import]:
-    """Yield every absolute import of a module, `import_module("x")` included."""
-    yield from _walk(ast.parse(source), inside_function=False)
-
-
-def _walk(node: ast.AST, inside_function: bool) -> Iterator[Import]:
-    for module in _imported_by(node):
-        yield Import(module.partition(".")[0], getattr(node, "lineno", 0), inside_function)
-    inside_function |= isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-    for child in ast.iter_child_nodes(node):
-        yield from _walk(child, inside_function)
-
-
-def _imported_by(node: ast.AST) -> list[str]:
-    match node:
-        case ast.Import():
-            return [alias.name for alias in node.names]
-        case ast.ImportFrom(module=str(module), level=0):
-            return [module]
-        case ast.Call(
-            func=ast.Name(id="import_module" | "__import__") | ast.Attribute(attr="import_module"),
-            args=[ast.Constant(value=str(module)), *_],
-        ):
-            return [module]
-    return []
-
-
 def violations(root: Path) -> list[str]:
     """Say which imports under this root go against the table."""
     return [
         f"{path.relative_to(root)}:{found.line} imports {found.module}"
-        for package in ALLOWED
-        for path in sorted((root / package).rglob("*.py"))
-        for found in imports_of(path.read_text())
-        if not _permitted(package, found)
+        for path, file in files(root)
+        for found in file.imports
+        if not _permitted(path.relative_to(root).parts[0], found.module.partition(".")[0], found.inside_function)
     ]
 
 
-def _permitted(package: str, found: Import) -> bool:
-    if found.module in LAZY.get(package, ()):
-        return found.inside_function
-    if found.module in ALLOWED or found.module in {"tests", "qualification"}:
-        return found.module == package or found.module in ALLOWED[package]
-    return found.module not in FORBIDDEN.get(package, ())
+def _permitted(package: str, imported: str, inside_function: bool) -> bool:
+    if imported in LAZY.get(package, ()):
+        return inside_function
+    if imported in ALLOWED or imported in {"tests", "qualification"}:
+        return imported == package or imported in ALLOWED[package]
+    return imported not in FORBIDDEN.get(package, ())
 
 
 def test_every_package_imports_only_what_the_table_allows() -> None:
@@ -147,42 +106,30 @@ RUNNERS_MAY_IMPORT = {
 }
 
 
-def modules_imported(source: str) -> Iterator[Import]:
-    """Yield the whole names of what is imported, `from replica import runners` as `replica.runners`."""
-
-    def walk(node: ast.AST, inside_function: bool) -> Iterator[Import]:
-        names = _imported_by(node)
-        if isinstance(node, ast.ImportFrom) and node.module:
-            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-        for name in names:
-            yield Import(name, getattr(node, "lineno", 0), inside_function)
-        inside_function |= isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        for child in ast.iter_child_nodes(node):
-            yield from walk(child, inside_function)
-
-    yield from walk(ast.parse(source), inside_function=False)
-
-
 def runner_violations(root: Path) -> list[str]:
     """Say where a runner is known by name, except where it is picked, and where a runner knows more than it may."""
     found = []
-    files = sorted((root / "replica").rglob("*.py"))
-    ours = {".".join(path.relative_to(root).with_suffix("").parts): path for path in files}
-    for name, path in ours.items():
-        for imported in modules_imported(path.read_text()):
-            picks = name == "replica.process" and imported.inside_function
-            known = imported.module in RUNNERS and not picks
-            too_much = name in RUNNERS and imported.module in ours and imported.module not in RUNNERS_MAY_IMPORT
-            if known or too_much:
-                found.append(f"{path.relative_to(root)}:{imported.line} imports {imported.module}")
+    ours = {
+        ".".join(path.relative_to(root).with_suffix("").parts): (path, file)
+        for path, file in files(root)
+        if path.is_relative_to(root / "replica")
+    }
+    for name, (path, file) in ours.items():
+        for imported in file.imports:
+            for module in imported.modules:
+                picks = name == "replica.process" and imported.inside_function
+                known = module in RUNNERS and not picks
+                too_much = name in RUNNERS and module in ours and module not in RUNNERS_MAY_IMPORT
+                if known or too_much:
+                    found.append(f"{path.relative_to(root)}:{imported.line} imports {module}")
     return found
 
 
 def test_only_the_runner_differs_between_engines() -> None:
     """Scheduler, pool and server know no runner; the simulated one is picked in one place, and only if wanted."""
     assert runner_violations(ROOT) == []
-    process = modules_imported((ROOT / "replica" / "process.py").read_text())
-    assert {imported.module for imported in process} >= RUNNERS
+    picked = {module for found in read(ROOT / "replica" / "process.py").imports for module in found.modules}
+    assert picked >= RUNNERS
 
 
 @pytest.mark.parametrize(
@@ -209,7 +156,7 @@ def test_an_engine_that_knows_its_runner_is_caught(tmp_path: Path, file: str, so
 
 def test_no_test_needs_what_qualifies() -> None:
     tests = (ROOT / "tests").rglob("*.py")
-    assert [path for path in tests for one in imports_of(path.read_text()) if one.module == "qualification"] == []
+    assert [path for path in tests for one in read(path).imports if one.module.startswith("qualification")] == []
 
 
 def test_every_test_that_is_collected_here_is_run_by_the_makefile(request: pytest.FixtureRequest) -> None:

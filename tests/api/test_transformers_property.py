@@ -250,8 +250,12 @@ def theirs(tokenizer: Any, fields: dict[str, Any]) -> list[int] | None:
         return None
 
 
-@pytest.mark.parametrize("style", TEMPLATES)
-@given(family=st.sampled_from([*FAMILIES]), spelling=st.sampled_from(SPELLINGS), fields=conversations())
+@given(
+    style=st.sampled_from([*TEMPLATES]),
+    family=st.sampled_from([*FAMILIES]),
+    spelling=st.sampled_from(SPELLINGS),
+    fields=conversations(),
+)
 def test_a_conversation_becomes_the_tokens_of_transformers(
     model: Callable[[str, str, Spelling], Model],
     style: str,

@@ -19,7 +19,7 @@ from fleet.control.app import build_app
 from fleet.control.controller import Controller, StateStore
 from fleet.control.hosts import Host, HostGone, LocalHosts
 from fleet.control.serving import Serving
-from fleet.host.report import Report
+from fleet.host.report import ReplicaAddress, Report
 from fleet.plan import Autoscale, FleetPlan, ModelPlan, Task
 from fleet.plan import encode as encode_plan
 
@@ -57,9 +57,61 @@ class Client:
         return await self.until(lambda view: [each["life"] for each in view["replicas"]] == ["ready"] * count)
 
 
+class ReadyHosts:
+    """Hosts whose replicas are ready at once, and are no processes."""
+
+    def __init__(self, broken: str = "") -> None:
+        self.broken = broken  # the name of one that cannot be begun
+        self.speak = asyncio.Event()  # until then no report comes
+        self.speak.set()
+
+    def begin(self, task: Task) -> Host:
+        if task.name == self.broken:
+            raise OSError(28, "No space left on device")
+        return ReadyHost(self, task.name)
+
+    async def there(self) -> list[str]:
+        return []
+
+    async def missing(self, task: Task) -> str | None:  # noqa: ARG002
+        return None
+
+    def kill(self) -> None:
+        pass
+
+
+class ReadyHost:
+    def __init__(self, hosts: ReadyHosts, name: str) -> None:
+        self.hosts = hosts
+        self.name = name
+        self.stopped = asyncio.Event()
+
+    async def report(self, after: tuple[str, int] | None) -> Report:
+        await self.hosts.speak.wait()
+        if after is not None:
+            await self.stopped.wait()
+            raise HostGone("it has ended")
+        place = ReplicaAddress(url="http://127.0.0.1:1", model="demo", incarnation=self.name)
+        return Report(
+            name=self.name,
+            host=self.name,
+            life="ready",
+            node="127.0.0.1",
+            place=place,
+            last_words=("--api-key abc",),
+            notes=("Note: abc",),
+        )
+
+    async def stop(self, limit_s: float) -> None:  # noqa: ARG002
+        self.stopped.set()
+
+    async def log(self, lines: int) -> str:  # noqa: ARG002
+        return ""
+
+
 @asynccontextmanager
 async def controller(
-    folder: Path, wanted: FleetPlan | None = None, hosts: LocalHosts | None = None
+    folder: Path, wanted: FleetPlan | None = None, hosts: LocalHosts | ReadyHosts | None = None
 ) -> AsyncIterator[tuple[Client, Controller]]:
     hosts = hosts or LocalHosts(folder)
     running = Controller(hosts, StateStore())
@@ -125,24 +177,29 @@ async def test_routers_hear_of_deaths_and_drains_at_once(tmp_path: Path) -> None
 
 
 async def test_a_node_is_not_taken_for_empty_before_anything_was_heard_of_its_replicas(tmp_path: Path) -> None:
-    async with controller(tmp_path, plan("m")) as (client, running):
+    hosts = ReadyHosts()
+    hosts.speak.clear()
+    async with controller(tmp_path, plan("m"), hosts) as (client, _):
         answer = await client.post("/nodes/drain", node="10.0.0.7")
-        assert running.registry.known or answer.json()["error"]["code"] == "not_known"
+        assert answer.json()["error"]["code"] == "not_known"
+        hosts.speak.set()
         await client.ready(1)
         assert (await client.post("/nodes/drain", node="10.0.0.7")).json() == {"replicas": []}
 
 
 async def test_members_are_unknown_before_anything_was_heard_of_them(tmp_path: Path) -> None:
-    async with controller(tmp_path, plan("m")) as (client, running):
-        answer = await client.http.get("/members")
-        assert answer.status_code == 503 or not running.reconciler.members()
+    hosts = ReadyHosts()
+    hosts.speak.clear()
+    async with controller(tmp_path, plan("m"), hosts) as (client, _):
+        assert (await client.http.get("/members")).status_code == 503
+        hosts.speak.set()
         async with asyncio.timeout(DEADLINE_S):
             while (await client.http.get("/members?wait=1")).status_code == 503:
                 pass
 
 
 async def test_a_new_plan_replaces_the_old_one(tmp_path: Path) -> None:
-    async with controller(tmp_path, plan("a", "b")) as (client, _):
+    async with controller(tmp_path, plan("a", "b"), ReadyHosts()) as (client, _):
         await client.ready(2)
         answer = await client.http.put("/fleet", content=encode_plan(plan("b", "c")))
         assert answer.status_code == 200
@@ -200,11 +257,8 @@ async def test_only_those_with_the_key_change_a_fleet_or_read_its_logs(tmp_path:
 
 
 async def test_parts_of_logs_are_only_for_those_with_the_key(tmp_path: Path) -> None:
-    async with controller(tmp_path, plan("m")) as (client, running):
+    async with controller(tmp_path, plan("m"), ReadyHosts()) as (client, _):
         await client.ready(1)
-        replica = running.reconciler.replicas["m-0"]
-        assert replica.report is not None
-        replica.report = msgspec.structs.replace(replica.report, last_words=("--api-key abc",), notes=("Note: abc",))
         [shown] = (await client.get("/fleet"))["replicas"]
         assert (shown["last_words"], shown["notes"]) == (["--api-key abc"], ["Note: abc"])
         del client.http.headers["authorization"]
@@ -253,35 +307,21 @@ async def test_a_plan_that_nothing_could_run_is_refused_with_the_value_that_is_w
 # ---- hosts
 
 
-class Failing(LocalHosts):
-    """Begins no replica of this name while `broken`."""
-
-    def __init__(self, folder: Path, name: str) -> None:
-        super().__init__(folder)
-        self.name = name
-        self.broken = True
-
-    def begin(self, task: Task) -> Host:
-        if self.broken and task.name == self.name:
-            raise OSError(28, "No space left on device")
-        return super().begin(task)
-
-
 async def test_a_replica_that_cannot_be_begun_says_why_and_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control, "BEGIN_AGAIN_S", 0.05)
-    hosts = Failing(tmp_path, "m-0")
+    hosts = ReadyHosts(broken="m-0")
     async with controller(tmp_path, plan("m", replicas=2), hosts) as (client, _):
         view = await client.until(lambda view: [each["life"] for each in view["replicas"]] == ["lost", "ready"])
         assert view["replicas"][0]["why"] == "it cannot be begun: [Errno 28] No space left on device"
         assert (await client.http.get("/replicas/log?replica=m-0")).status_code == 503
-        hosts.broken = False
+        hosts.broken = ""
         await client.ready(2)
 
 
 async def test_a_replica_that_never_could_be_begun_can_leave(tmp_path: Path) -> None:
-    async with controller(tmp_path, plan("m", replicas=2), Failing(tmp_path, "m-0")) as (client, _):
+    async with controller(tmp_path, plan("m", replicas=2), ReadyHosts(broken="m-0")) as (client, _):
         await client.until(lambda view: [each["life"] for each in view["replicas"]] == ["lost", "ready"])
         await client.post("/models/scale", model="m", replicas=1)
         view = await client.until(lambda view: len(view["replicas"]) == 1)

@@ -15,6 +15,7 @@ import yaml  # type: ignore[import-untyped]
 
 Object: TypeAlias = dict[str, Any]
 
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C takes a tenth of the time
 ROOT = Path(__file__).parents[2]
 K8S = ROOT / "k8s"
 NAMESPACE = "warmroute"
@@ -65,7 +66,7 @@ def kustomize(folder: Path) -> list[Object]:
     finished = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stderr
     assert not finished.stderr, finished.stderr  # what is deprecated, for example
-    return [each for each in yaml.safe_load_all(finished.stdout) if each is not None]
+    return [each for each in yaml.load_all(finished.stdout, LOADER) if each is not None]
 
 
 @functools.cache

@@ -1,6 +1,8 @@
 """Changes of a user's overlay reach every object: image names, the namespace, a patch of the router."""
 
 import os
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,18 @@ import yaml  # type: ignore[import-untyped]
 from tests.k8s.rendered import K8S, OVERLAYS, Object, kustomize, of_kind, pods, rendered, title
 
 OURS = ("warmroute-router", "warmroute-replica-cpu", "warmroute-replica-gpu")
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[Object]]:
+    """The objects of an overlay, with images from a registry of one's own, and in another namespace."""
+    images = [{"name": name, "newName": f"registry.example/{name}", "newTag": "1.2.3"} for name in OURS]
+
+    @cache
+    def moved(overlay: str) -> list[Object]:
+        return with_changes(tmp_path_factory.mktemp(overlay), overlay, images=images, namespace="green")
+
+    return moved
 
 
 def with_changes(folder: Path, overlay: str, **changes: Any) -> list[Object]:
@@ -24,10 +38,9 @@ def with_changes(folder: Path, overlay: str, **changes: Any) -> list[Object]:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_images_have_other_names_everywhere(overlay: str, tmp_path: Path) -> None:
+def test_images_have_other_names_everywhere(overlay: str, elsewhere: Callable[[str], list[Object]]) -> None:
     """kustomize does not know RayClusters, but their images are renamed, too."""
-    images = [{"name": name, "newName": f"registry.example/{name}", "newTag": "1.2.3"} for name in OURS]
-    for pod in pods(with_changes(tmp_path, overlay, images=images)):
+    for pod in pods(elsewhere(overlay)):
         for each in pod.containers:
             name, _, tag = each["image"].rpartition(":")
             if "warmroute" in name:
@@ -35,9 +48,9 @@ def test_images_have_other_names_everywhere(overlay: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_another_namespace_is_that_of_everything(overlay: str, tmp_path: Path) -> None:
+def test_another_namespace_is_that_of_everything(overlay: str, elsewhere: Callable[[str], list[Object]]) -> None:
     """RoleBindings' subjects and the Namespace itself change, too; nothing refers to the old one by name."""
-    objects = with_changes(tmp_path, overlay, namespace="green")
+    objects = elsewhere(overlay)
     for each in objects:
         own = each["metadata"]["name"] if each["kind"] == "Namespace" else each["metadata"]["namespace"]
         assert own == "green", title(each)
@@ -46,9 +59,9 @@ def test_another_namespace_is_that_of_everything(overlay: str, tmp_path: Path) -
     assert "warmroute.svc" not in yaml.safe_dump(objects)
 
 
-def test_ray_of_another_namespace_keeps_nothing_where_ours_does(tmp_path: Path) -> None:
+def test_ray_of_another_namespace_keeps_nothing_where_ours_does(elsewhere: Callable[[str], list[Object]]) -> None:
     """This holds in the same Redis: KubeRay prefixes every key with the RayCluster's uid by default."""
-    [cluster] = of_kind(with_changes(tmp_path, "ha", namespace="green"), "RayCluster")
+    [cluster] = of_kind(elsewhere("ha"), "RayCluster")
     assert cluster["spec"]["gcsFaultToleranceOptions"].keys() == {"redisAddress", "redisPassword"}
     assert "ray.io/external-storage-namespace" not in cluster["metadata"].get("annotations", {})
     assert "external_storage_namespace" not in yaml.safe_dump(cluster["spec"])

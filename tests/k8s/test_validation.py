@@ -18,6 +18,8 @@ def test_a_folder_renders(folder: str) -> None:
     """A component does with what it is for: those of overlays, and those that VARIANTS have besides."""
     if folder.startswith("components"):
         assert Path(folder).name in {*chain.from_iterable(WITH.values()), *used_by_overlays()}
+    elif folder.startswith("overlays"):
+        assert rendered(Path(folder).name)
     else:
         assert kustomize(K8S / folder)
 

@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from kernels.linear import can_pack, linear
 
-SIZES = [(64, 192), (256, 1000), (1024, 3072), (3072, 1024), (33, 77), (1, 5), (896, 128), (4864, 896)]
+SIZES = [(64, 192), (1024, 3072), (33, 77), (1, 5), (4864, 896)]
 
 
 @pytest.fixture(autouse=True)
@@ -14,8 +14,7 @@ def seeded() -> None:
     torch.manual_seed(0)
 
 
-@pytest.mark.parametrize(("inputs", "outputs"), SIZES)
-@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("inputs", "outputs", "biased"), [*((*size, False) for size in SIZES), (256, 1000, True)])
 @pytest.mark.skipif(not can_pack(torch.float32), reason="this torch cannot pack weights")
 def test_no_bit_of_a_row_depends_on_the_other_rows(inputs: int, outputs: int, biased: bool) -> None:
     weight, bias = torch.randn(outputs, inputs) / inputs**0.5, torch.randn(outputs) if biased else None

@@ -53,7 +53,7 @@ def test_a_trace_that_is_too_short_says_what_would_be_enough(path: Path) -> None
 
 
 def test_a_closed_loop_shows_how_long_sessions_take_and_needs_some(path: Path, tmp_path: Path) -> None:
-    talks = written(tmp_path / "agents.jsonl", named(agents(100)))
+    talks = written(tmp_path / "agents.jsonl", named(agents(50)))
     result = run(talks, "--closed-loop", "--policy", "cost")
     assert result.exit_code == 0, result.output
     assert " session " in result.stdout and "pooled" in result.stdout and "ideal" not in result.stdout
@@ -172,7 +172,9 @@ def test_a_replay_that_cannot_be_is_refused_with_status_2(path: Path, arguments:
     assert any(words in result.output for words in complaint.split("|")), result.output
 
 
-@pytest.mark.parametrize(("name", "begins"), [("ttft.svg", b"<?xml"), ("ttft.png", b"\x89PNG")])
+@pytest.mark.parametrize(
+    ("name", "begins"), [("ttft.svg", b"<?xml"), pytest.param("ttft.png", b"\x89PNG", marks=pytest.mark.grid)]
+)
 def test_a_plot_is_drawn_and_nothing_else_is_left(path: Path, tmp_path: Path, name: str, begins: bytes) -> None:
     program = [sys.executable, "-P", "-m", "fleet", "simulate", "--trace", str(path), "--plot", str(tmp_path / name)]
     done = subprocess.run([*program, "--no-bounds", "--policy", "cost"], capture_output=True, timeout=170)

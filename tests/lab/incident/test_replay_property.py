@@ -1,7 +1,7 @@
 """Recorder and router hear the same in another order: the log's order is enough."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.incident.replay import replay
@@ -10,7 +10,6 @@ from tests.lab.incident.scene import Scene
 POLICIES = ("cost", "random", "prefix")
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     apart_ms=st.integers(0, 500) | st.just(0),

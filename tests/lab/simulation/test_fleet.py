@@ -1,5 +1,6 @@
 """The simulated fleet with policies, events and bounds."""
 
+from functools import cache
 from typing import Literal
 
 import pytest
@@ -17,8 +18,8 @@ from tests.lab.traffic import agents, conversations, unshared
 
 SETTINGS = Settings(replicas=4, capacity_tokens=300_000)
 RATE = SETTINGS.prefill_tokens_per_s
-CHATS = at_rate(conversations(600), 0.9 * 4 * RATE)
-AGENTS = at_rate(coarsened(agents(800), 4), 3.0 * 4 * RATE)
+CHATS = at_rate(conversations(300), 0.9 * 4 * RATE)
+AGENTS = at_rate(coarsened(agents(400), 4), 3.0 * 4 * RATE)
 
 
 def hits(jobs: list[Job]) -> float:
@@ -27,6 +28,12 @@ def hits(jobs: list[Job]) -> float:
 
 def mean_ttft_s(jobs: list[Job]) -> float:
     return outcome_of(jobs, SETTINGS.replicas, RATE).ttft_mean_s
+
+
+@cache
+def chats(policy: str, settings: Settings = SETTINGS) -> list[Job]:
+    """The conversations under this policy. Several tests look at each run; none changes it."""
+    return simulated(CHATS, settings, policy, 0)
 
 
 def one_prompt(at_s: float, tokens: int = 1600, number: int = 0, output_tokens: int = 40) -> TraceRequest:
@@ -66,13 +73,13 @@ def test_no_policy_hits_more_than_an_endless_cache_and_prefixes_make_the_differe
 
 def test_the_pool_of_all_is_a_bound_that_the_default_policy_comes_near() -> None:
     bound = pooled(CHATS, SETTINGS)
-    own = simulated(CHATS, SETTINGS, "cost", 0)
+    own = chats("cost")
     assert hits(bound) - 0.08 < hits(own) < hits(bound) + 0.01
-    assert mean_ttft_s(own) < mean_ttft_s(simulated(CHATS, SETTINGS, "least-loaded", 0)) / 2
+    assert mean_ttft_s(own) < mean_ttft_s(chats("least-loaded")) / 2
 
 
 def test_traffic_that_shares_nothing_is_placed_as_well_as_by_load_alone() -> None:
-    trace = at_rate(unshared(800), 0.8 * 4 * RATE)
+    trace = at_rate(unshared(400), 0.8 * 4 * RATE)
     own, plain = (mean_ttft_s(simulated(trace, SETTINGS, policy, 0)) for policy in ("cost", "least-loaded"))
     assert own <= plain
 
@@ -88,27 +95,24 @@ def test_the_order_by_what_is_computed_lowers_the_mean_and_is_the_policys() -> N
 
 
 def test_a_router_that_hears_nothing_goes_by_what_it_did_and_one_that_hears_late_does_about_as_well() -> None:
-    exact = hits(simulated(CHATS, SETTINGS, "cost", 0))
-    deaf = hits(simulated(CHATS, replace(SETTINGS, events=False), "cost", 0))
-    late = hits(simulated(CHATS, replace(SETTINGS, event_delay_s=1.0), "cost", 0))
-    lossy = hits(simulated(CHATS, replace(SETTINGS, event_loss=0.01), "cost", 0))
-    assert hits(simulated(CHATS, SETTINGS, "round-robin", 0)) + 0.1 < deaf < exact
+    exact = hits(chats("cost"))
+    deaf = hits(chats("cost", replace(SETTINGS, events=False)))
+    late = hits(chats("cost", replace(SETTINGS, event_delay_s=1.0)))
+    lossy = hits(chats("cost", replace(SETTINGS, event_loss=0.01)))
+    assert hits(chats("round-robin")) + 0.1 < deaf < exact
     assert late == pytest.approx(exact, abs=0.03)
     assert lossy == pytest.approx(exact, abs=0.03)
 
 
 def test_two_routers_that_share_no_memory_do_about_as_well_as_one() -> None:
-    one, two = (simulated(CHATS, replace(SETTINGS, routers=count), "cost", 0) for count in (1, 2))
+    one, two = (chats("cost", replace(SETTINGS, routers=count)) for count in (1, 2))
     assert {job.router for job in two} == {0, 1}
     assert hits(two) == pytest.approx(hits(one), abs=0.03)
 
 
 def test_a_wrong_rate_is_believed_as_the_replica_says_it() -> None:
     wrong = simulated(CHATS, replace(SETTINGS, rate_error=0.5), "least-loaded", 0)
-    assert (
-        outcome_of(wrong, 4, RATE).token_imbalance
-        > outcome_of(simulated(CHATS, SETTINGS, "least-loaded", 0), 4, RATE).token_imbalance
-    )
+    assert outcome_of(wrong, 4, RATE).token_imbalance > outcome_of(chats("least-loaded"), 4, RATE).token_imbalance
 
 
 def test_the_engine_itself_finds_the_same_share_and_takes_longer_for_its_steps() -> None:

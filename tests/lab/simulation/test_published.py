@@ -22,13 +22,12 @@ def outcome(trace: Trace, policy: str, settings: Settings = SETTINGS) -> Outcome
     return outcome_of(simulated(paced, settings, policy, 0), settings.replicas, RATE)
 
 
+pytestmark = pytest.mark.grid
+
+
 @pytest.mark.parametrize(
     ("policy", "hits", "mean_s", "p99_s"),
-    [
-        pytest.param("round-robin", 0.058, 9.0, 37.0, marks=pytest.mark.grid),
-        pytest.param("least-loaded", 0.057, 2.6, 12.0, marks=pytest.mark.grid),
-        ("prefix", 0.152, 2.1, 11.5),
-    ],
+    [("round-robin", 0.058, 9.0, 37.0), ("least-loaded", 0.057, 2.6, 12.0), ("prefix", 0.152, 2.1, 11.5)],
 )
 def test_an_independent_simulator_has_found_the_same(policy: str, hits: float, mean_s: float, p99_s: float) -> None:
     by_events = replace(SETTINGS, optimistic=policy != "prefix")
@@ -41,9 +40,9 @@ def test_an_independent_simulator_has_found_the_same(policy: str, hits: float, m
 @pytest.mark.parametrize(
     ("name", "coarser", "least_hits", "most_mean_s"),
     [
-        pytest.param("mooncake_conversation", 1, 0.139, 1.8, marks=pytest.mark.grid),
-        pytest.param("weka_agentic_a", 16, 0.70, 4.2, marks=pytest.mark.grid),
-        pytest.param("azure_conv_noreuse", 1, 0, 11.95, marks=pytest.mark.grid),
+        ("mooncake_conversation", 1, 0.139, 1.8),
+        ("weka_agentic_a", 16, 0.70, 4.2),
+        ("azure_conv_noreuse", 1, 0, 11.95),
     ],
 )
 def test_the_default_policy_does_what_its_docs_say(

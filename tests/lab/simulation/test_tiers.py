@@ -18,7 +18,7 @@ Model: TypeAlias = Literal["fifo", "engine"]
 
 RATE = 8000.0
 SMALL = Settings(replicas=1, capacity_tokens=3200, host_tokens=16_000, load_tokens_per_s=100_000.0)
-CHATS = at_rate(conversations(500), 0.9 * 4 * RATE)
+CHATS = at_rate(conversations(300), 0.9 * 4 * RATE)
 
 
 def prompt(at_s: float, number: int, tokens: int = 1600) -> TraceRequest:
@@ -66,7 +66,7 @@ def test_the_engine_loads_while_it_computes_and_wakes_up_when_only_loads_are_lef
 
 @pytest.mark.parametrize("model", ["fifo", "engine"])
 def test_host_memory_saves_computing_on_conversations(model: Model) -> None:
-    few = Trace(CHATS.name, CHATS.block_tokens, CHATS.requests[: 500 if model == "fifo" else 120])
+    few = Trace(CHATS.name, CHATS.block_tokens, CHATS.requests[: 300 if model == "fifo" else 120])
     small = Settings(replicas=2, capacity_tokens=200_000, model=model)
     plain, tiered = (
         outcome_of(simulated(few, one, "cost", 0), 2, RATE) for one in (small, replace(small, host_tokens=2_000_000))
