@@ -223,7 +223,7 @@ class Links:
     def _connect(self, endpoints: frozenset[str]) -> None:
         for endpoint in self._links.keys() - endpoints:
             self._links.pop(endpoint).close()
-        for endpoint in endpoints - self._links.keys():
+        for endpoint in sorted(endpoints - self._links.keys()):
             self._links[endpoint] = self._sockets.link(
                 "peers", endpoint, self._heard, topic=TOPIC, most_bytes=MAX_BATCH_BYTES, warned=self._warned
             )
