@@ -11,6 +11,7 @@ import click
 from api.http.bodies import check_limits
 from api.process.options import default_of, nested_fields
 from api.process.settings import Unusable
+from events.publisher import is_local
 from events.sockets.curve import load_curve, load_curve_client
 from router.config import MEGABYTE, Kubernetes, RouterConfig
 from router.members.discovery.collection import Cluster, in_cluster
@@ -22,7 +23,6 @@ from router.members.watched_file import WatchedFile
 from router.process.settings import TABLE
 from router.prompts.model_rewrites import parse_rewrites
 from router.tenants.keys import keys_from_options, parse_keys
-from router.workers.peer_names import is_local
 
 KUBERNETES = ("kubernetes_service", "kubernetes_pods", "kubernetes_pool")
 

@@ -48,7 +48,7 @@ from router.tenants.keys import Key, parse_keys
 from router.tenants.usage import Selection
 from router.workers import questions
 from router.workers.colleagues import Colleagues, Told, about
-from router.workers.peer_links import Links
+from router.workers.peer_links import Links, PeerSockets
 from router.workers.processes import Place
 
 if TYPE_CHECKING:
@@ -67,7 +67,8 @@ class Front:
     """`start` it within a running loop, `drain` it when its work should end, then `close` it."""
 
     def __init__(self, config: RouterConfig, listener: socket.socket, place: Place | None = None, **given: Any) -> None:
-        """`place`: if this is one of several workers. `given`: a clock and a seed for `assembled`."""
+        """`place`: if this is one of several workers. `given`: sockets to peers; a clock and a seed for `assembled`."""
+        sockets = given.pop("sockets", PeerSockets)
         self.config = config
         self.listener = listener
         self._watched_keys = watched_keys(config.api_keys_file, config.keys) if config.api_keys_file else None
@@ -87,7 +88,7 @@ class Front:
                 return None if member is None else member.load
 
             to_peers = config.peer_listen, config.peers, peer_keys
-            self.links = Links(self.router.placement, load_of, self.router.room, *to_peers)
+            self.links = Links(self.router.placement, load_of, self.router.room, *to_peers, sockets)
         self.colleagues = None if place is None else Colleagues(place)
         self.discovery = CombinedDiscovery(discoveries(config))
         self._taken_over: Desired = {}

@@ -7,8 +7,8 @@ strange costs guesses, and nothing waits for it.
 import asyncio
 import logging
 import os
+import random
 import re
-import secrets
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -17,7 +17,6 @@ from functools import partial
 from ipaddress import ip_address
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import zmq
@@ -34,9 +33,6 @@ from router.placement.placement import Placement
 from router.workers.peer_inbox import MAX_PEERS, Inbox
 from router.workers.peer_names import Names, parse_endpoint
 
-if TYPE_CHECKING:
-    from zmq.auth.thread import ThreadAuthenticator
-
 log = logging.getLogger(__name__)
 
 TOPIC = b"warmroute.peers.1"  # another version has another topic: the two do not hear each other
@@ -51,6 +47,72 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(PeerBatch).decode
 
 
+class PeerSockets:
+    """The socket that peers listen to, and `link`, which makes those that listen to peers."""
+
+    def __init__(self, listen: str, keys: CurveKeys | None) -> None:
+        """Raise OSError if nothing can listen at the endpoint."""
+        self._loop = asyncio.get_running_loop()
+        self._keys = keys
+        self._inspecting: asyncio.TimerHandle | None = None
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._authenticator = None if keys is None else keys.authenticator(self._context)
+        more = {"waiting_messages": WAITING_BATCHES, "most_peers": MAX_PEERS}
+        try:
+            self._bound = BoundSocket(self._context, zmq.PUB, listen, curve=keys, stats=PublisherStats(), **more)
+        except BaseException as error:
+            self._end()
+            if isinstance(error, zmq.ZMQError):
+                raise OSError(f"--peer-listen {listen}: {error}; choose another endpoint") from error
+            raise
+        self.endpoint = self._bound.endpoint
+        self._watch_listeners()
+        ours = None if keys is None else CurveClient(keys.public, keys.public, keys.secret)
+        self.link = PlainLink if ours is None else partial(CurveLink, self._context, ours)
+
+    def unproved(self, endpoints: frozenset[str]) -> frozenset[str]:
+        """Return those at which anybody on this machine may listen."""
+        return frozenset(one for one in endpoints if self._keys is None and parse_endpoint(one) is not None)
+
+    def send(self, frames: Frames) -> None:
+        with suppress(zmq.Again):  # it is lost, as if on the way
+            self._bound.socket.send_multipart(frames, zmq.NOBLOCK)
+
+    def _watch_listeners(self) -> None:
+        peers = self._bound.peers
+        self._watched = int(peers.monitor.FD), peers.arrivals.fileno()
+        self._loop.add_reader(self._watched[0], peers.watch)
+        self._loop.add_reader(self._watched[1], self._arrived)
+        peers.watch()  # the descriptor is edge-triggered
+
+    def _unwatch_listeners(self) -> None:
+        for descriptor in self._watched:
+            self._loop.remove_reader(descriptor)
+
+    def _arrived(self) -> None:
+        self._loop.remove_reader(self._watched[1])
+        self._inspecting = self._loop.call_later(INSPECT_S, self._inspect)
+
+    def _inspect(self) -> None:
+        """Inspect who listens, which may give the socket up for another one."""
+        self._unwatch_listeners()
+        if self._bound.inspect():
+            self._inspecting = self._loop.call_later(INSPECT_S, self._inspect)
+        self._watch_listeners()
+
+    def close(self) -> None:
+        if self._inspecting is not None:
+            self._inspecting.cancel()
+        self._unwatch_listeners()
+        self._bound.close(linger_ms=0)
+        self._end()
+
+    def _end(self) -> None:
+        if self._authenticator is not None:
+            self._authenticator.stop()
+        self._context.destroy(linger=0)
+
+
 class Links:
     """`run` it in a task, and `close` it. `on_room` is called when a replica may have more room than before."""
 
@@ -62,46 +124,23 @@ class Links:
         listen: str,
         peers: Iterable[str] = (),
         keys: CurveKeys | None = None,
+        sockets: Callable[[str, CurveKeys | None], PeerSockets] = PeerSockets,
     ) -> None:
-        """Raise OSError if nothing can listen at the endpoint."""
         self._loop = asyncio.get_running_loop()
+        self._sockets = sockets(listen, keys)
+        self.endpoint = self._sockets.endpoint
         self.unreadable = 0  # messages
         self._on_room = on_room
         self._names = Names(peers)
-        self._keys = keys
         self._peers = "other workers" if listen.startswith("ipc:") else "peers"  # these may be workers, too
         self._strangers: set[str] = set()  # endpoints at which programs of other users listen
         self._links: dict[str, Link] = {}  # sockets to peers, by endpoint
         self._warned: set[str] = set()
         self._said = 0  # number of peers, in the log
         self._telling: asyncio.TimerHandle | None = None
-        number = secrets.randbits(63)
+        number = random.getrandbits(63)
         self.inbox = Inbox(placement, load_of, number)
         self._outbox = placement.outbox = Outbox(number, self._tell_within)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._authenticator: ThreadAuthenticator | None = None
-        try:
-            if keys is not None:
-                self._authenticator = keys.authenticator(self._context)
-            self._bound = BoundSocket(
-                self._context,
-                zmq.PUB,
-                listen,
-                waiting_messages=WAITING_BATCHES,
-                most_peers=MAX_PEERS,
-                curve=keys,
-                stats=PublisherStats(),
-            )
-        except BaseException as error:
-            self._end()
-            if isinstance(error, zmq.ZMQError):
-                raise OSError(f"--peer-listen {listen}: {error}; choose another endpoint") from error
-            raise
-        self.endpoint = self._bound.endpoint
-        self._inspecting: asyncio.TimerHandle | None = None
-        self._watch_listeners()
-        ours = None if keys is None else CurveClient(keys.public, keys.public, keys.secret)
-        self._kind = PlainLink if ours is None else partial(CurveLink, self._context, ours)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -111,7 +150,7 @@ class Links:
     async def _look_up(self) -> None:
         while True:
             endpoints = await self._names.endpoints()
-            unproved = frozenset(one for one in endpoints if self._keys is None and parse_endpoint(one) is not None)
+            unproved = self._sockets.unproved(endpoints)
             self._connect(endpoints - unproved | await asyncio.to_thread(self._of_our_user, unproved))
             await asyncio.sleep(LOOK_AT_OWNERS_S if unproved else LOOK_UP_S)
 
@@ -146,42 +185,11 @@ class Links:
                 self._said = heard
             await asyncio.sleep(RUNNING_S)
 
-    def _watch_listeners(self) -> None:
-        peers = self._bound.peers
-        self._watched = int(peers.monitor.FD), peers.arrivals.fileno()
-        self._loop.add_reader(self._watched[0], peers.watch)
-        self._loop.add_reader(self._watched[1], self._arrived)
-        peers.watch()  # the descriptor is edge-triggered
-
-    def _unwatch_listeners(self) -> None:
-        for descriptor in self._watched:
-            self._loop.remove_reader(descriptor)
-
-    def _arrived(self) -> None:
-        self._loop.remove_reader(self._watched[1])
-        self._inspecting = self._loop.call_later(INSPECT_S, self._inspect)
-
-    def _inspect(self) -> None:
-        """Inspect who listens, which may give the socket up for another one."""
-        self._unwatch_listeners()
-        if self._bound.inspect():
-            self._inspecting = self._loop.call_later(INSPECT_S, self._inspect)
-        self._watch_listeners()
-
     def close(self) -> None:
         if self._telling is not None:
             self._telling.cancel()
         self._connect(frozenset())
-        if self._inspecting is not None:
-            self._inspecting.cancel()
-        self._unwatch_listeners()
-        self._bound.close(linger_ms=0)
-        self._end()
-
-    def _end(self) -> None:
-        if self._authenticator is not None:
-            self._authenticator.stop()
-        self._context.destroy(linger=0)
+        self._sockets.close()
 
     # ---- to peers
 
@@ -195,8 +203,7 @@ class Links:
             self._telling.cancel()
             self._telling = None
         for batch in self._outbox.take(self._loop.time(), time.time()):
-            with suppress(zmq.Again):  # it is lost, as if on the way
-                self._bound.socket.send_multipart((TOPIC, _encode(batch)), zmq.NOBLOCK)
+            self._sockets.send([TOPIC, _encode(batch)])
 
     # ---- from peers
 
@@ -216,8 +223,8 @@ class Links:
     def _connect(self, endpoints: frozenset[str]) -> None:
         for endpoint in self._links.keys() - endpoints:
             self._links.pop(endpoint).close()
-        for endpoint in endpoints - self._links.keys():
-            self._links[endpoint] = self._kind(
+        for endpoint in sorted(endpoints - self._links.keys()):
+            self._links[endpoint] = self._sockets.link(
                 "peers", endpoint, self._heard, topic=TOPIC, most_bytes=MAX_BATCH_BYTES, warned=self._warned
             )
 

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import socket
 from collections.abc import Iterable
-from ipaddress import ip_address
 
 log = logging.getLogger(__name__)
 
@@ -18,17 +17,6 @@ def parse_endpoint(text: str) -> tuple[str, int] | None:
     if kind != "tcp" or not host or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"{text!r} is no endpoint; write tcp://HOST:PORT or ipc://PATH")
     return host.strip("[]"), int(port)
-
-
-def is_local(endpoint: str) -> bool:
-    """Return whether only this machine reaches it."""
-    place = parse_endpoint(endpoint)
-    if place is None or place[0] == "localhost":
-        return True
-    try:
-        return ip_address(place[0]).is_loopback
-    except ValueError:  # a name, or all addresses: *
-        return False
 
 
 class Names:

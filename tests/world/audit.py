@@ -3,7 +3,7 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import Any, cast
 
@@ -41,16 +41,31 @@ PASSED_ON = "refused with 404", "refused with 501"  # whoever answers so
 WAITED_FOR = {NO_ROOM, "503 draining"}  # half an answer does not break off for these
 
 
+class Routed:
+    """One router, and what the auditor knows of it."""
+
+    def __init__(self) -> None:
+        self.front: Front | None = None  # None: it is not there
+        self.starts_s: list[float] = []
+        self.latest: set[str] = set()  # requests that ended since its last start
+
+    @property
+    def router(self) -> Any:
+        assert self.front is not None, "it is there"
+        return self.front.router
+
+
 class Audit:
     """Collects what does not hold; a seed has failed if anything is there at the end."""
 
-    def __init__(self, keys: Sequence[Key], replicas: Sequence[ScriptedReplica]) -> None:
+    def __init__(
+        self, keys: Sequence[Key], replicas: Sequence[ScriptedReplica], routers: Collection[Routed] = ()
+    ) -> None:
+        self._routers = routers
+        self.by_client: dict[str, Routed] = {}  # the router that it asks
         self.failures: list[str] = []
         self.asked: dict[str, Asked] = {}
         self.reached: Counter[tuple[str, str]] = Counter()  # rows and columns of the table of retries
-        self.front: Front | None = None  # None: it is not there
-        self._starts_s: list[float] = []
-        self._latest: set[str] = set()  # requests that ended since its last start
         self._keys = {key.name: key for key in keys}
         self._replicas = replicas
         self._lines: dict[str, list[Line]] = {}  # by the request's id
@@ -60,29 +75,25 @@ class Audit:
         if what not in self.failures:
             self.failures.append(what)
 
-    def starts(self, front: Front, now_s: float) -> None:
-        self.front, self._latest = front, set()
-        self._starts_s.append(now_s)
-
-    @property
-    def _router(self) -> Any:
-        assert self.front is not None, "it is there"
-        return self.front.router
+    def asks(self, one: Asked) -> Routed:
+        """Return the router that it came to."""
+        return self.by_client[one.id.partition("-")[0]]
 
     # ---- while it lasts
 
-    def answered(self, line: Line) -> None:
+    def answered(self, routed: Routed, line: Line) -> None:
         """Look at a request at the moment of its end."""
         self._lines.setdefault(line.request_id, []).append(line)
-        self._latest.add(line.request_id)
-        waiting = self._router.waiting
+        routed.latest.add(line.request_id)
+        waiting = routed.router.waiting
         if len(waiting) >= waiting.capacity:
             self._beside[line.request_id] = [(one.came_s, one.has_begun) for one in waiting.in_order()]
 
     def step(self, now_s: float) -> None:
         """Every structure is sound, and nobody works for a request that is over."""
-        if self.front is not None:
-            self._structures(self.front.router)
+        for routed in self._routers:
+            if routed.front is not None:
+                self._structures(routed.front)
         at: dict[str, str] = {}
         for replica in self._replicas:
             for one in [*replica.running, *replica.waiting]:
@@ -97,15 +108,21 @@ class Audit:
                     self.fail(f"{at[one.id]} and {replica.name} work for {one.id}")
                 at[one.id] = replica.name
 
-    def _structures(self, router: Any) -> None:
+    def _structures(self, front: Front) -> None:
+        router: Any = front.router
         placement, attempts = router.placement, Counter(one.member.name for one in router._attempts)
+        of_peers = [] if front.links is None else [*front.links.inbox.peers.values()]
+        loads = Counter(id(placed.load) for peer in of_peers for placed in peer.requests.values())
         try:
+            if front.links is not None:
+                front.links.inbox.check()
             for checked in (placement.index, placement.index.optimistic, placement.guesses, router.waiting):
                 checked.check()
             router.admission.check()
             for member in router.members:
                 member.load.check()
-                assert 0 <= member.candidate.in_flight <= attempts[member.name], f"{member.name}: {member.candidate}"
+                most = attempts[member.name] + loads[id(member.load)]
+                assert 0 <= member.candidate.in_flight <= most, f"{member.name}: {member.candidate}"
             for request in router.waiting.in_order():
                 assert request.flow.state is not OVER, "a request waits for room, and is over"
             assert len(router.waiting) + len(router._attempts) <= router.lifecycle.open_requests
@@ -134,7 +151,7 @@ class Audit:
             return f"nothing came for {one.longest_wait_s:.1f} s"
         if one.ends == [LIMITED] and key is not None and not lines:
             return None  # it was not admitted
-        if len(self._starts_s) > 1 and not lines and one.ends[0].startswith(AT_A_RESTART):
+        if len(self.asks(one).starts_s) > 1 and not lines and one.ends[0].startswith(AT_A_RESTART):
             return None
         if len(one.ends) != 1 or len(lines) != 1:
             return f"it ended {one.ends} for its client, and {len(lines)} times for the router"
@@ -172,7 +189,7 @@ class Audit:
             return one.is_wrong == (end == "refused with 400 None")
         if one.is_tool and end == "refused with 502 replica_lost":
             return True
-        if end == NO_REPLICA and any(0 < one.asked_s - start_s < BEGINS_S for start_s in self._starts_s):
+        if end == NO_REPLICA and any(0 < one.asked_s - start_s < BEGINS_S for start_s in self.asks(one).starts_s):
             return True
         told = set[str]().union(*(replica.refusals.get(one.id, ()) for replica in self._replicas))
         had_no_room = self._had_no_room(one)
@@ -180,7 +197,7 @@ class Audit:
         excuses = NO_ROOM in told, was_cut_off, one.is_tool, end.startswith(PASSED_ON)
         if end.removeprefix("refused with ") in told and any(excuses):
             return True
-        is_short = self._router.waiting.capacity < len(self.asked)  # the router's queue
+        is_short = self.asks(one).router.waiting.capacity < len(self.asked)  # the router's queue
         if end == f"refused with {NO_ROOM}":
             waited = one.ended_s - one.asked_s >= QUEUE_TIMEOUT_S
             return had_no_room or is_short or waited or NO_ROOM in told
@@ -201,7 +218,7 @@ class Audit:
         beside = self._beside.get(one.id)
         if beside is None or self._keys or one.is_tool:
             return beside is not None
-        decisions = self._router.history.decisions
+        decisions = self.asks(one).router.history.decisions
         past = next((past for past in decisions if past.outcome.request_id == one.id), None)
         if past is None:
             return True  # of an earlier start
@@ -215,12 +232,12 @@ class Audit:
         tokens = tokens_of(pack_tokens(PROMPTS.chat(read(raw, ChatRequest))), asked.max_tokens)
         return without_own(b"".join(stream_of(tokens, 0, "", 0)) if asked.streams else whole_of(tokens, "", 0))
 
-    async def router(self) -> None:
+    async def router(self, routed: Routed) -> None:
         """Nothing is left of any request, every structure is sound, and the index has what the replicas have."""
-        router = self._router
+        router = routed.router
         placement = router.placement
         try:
-            await Served(cast(Front, self.front), 0, {}).idle()
+            await Served(cast(Front, routed.front), 0, {}).idle()
             for replica in self._replicas:
                 known = router.feeds.known(replica.name)
                 is_exact = known is not None and known[1] is None
@@ -233,19 +250,23 @@ class Audit:
                 assert held == len(blocks) or not is_exact, f"{replica.name} has {len(blocks)} blocks, not {held}"
                 assert not len(member.candidate.queue_positions), f"prompts wait at {replica.name}"
                 assert not member.accuracy.different, f"{member.accuracy.different} predictions of it were wrong"
+            if routed.front is not None and routed.front.links is not None:
+                heard = [*routed.front.links.inbox.peers.values()]
+                assert len(heard) == len(self._routers) - 1, f"it hears {len(heard)} peers"
+                assert not any(peer.requests for peer in heard), f"requests of peers are not forgotten: {heard}"
             held_bytes = router.held.held_bytes, router.bodies.used_bytes
             assert held_bytes == (0, 0), f"{held_bytes} bytes of answers and bodies are held"
-            self._charges()
+            self._charges(routed)
         except (AssertionError, TimeoutError) as error:
             self.fail(f"the router is not at rest: {error!r}")
 
-    def _charges(self) -> None:
+    def _charges(self, routed: Routed) -> None:
         """Demand that keys were charged for what was computed, and that nothing of theirs runs any more."""
-        router = self._router
+        router = routed.router
         charged = dict(router.ledger.totals())
         for name, key in self._keys.items():
             asked = [one for one in self.asked.values() if one.key == name and one.id in self._lines]
-            asked = [one for one in asked if one.id in self._latest]
+            asked = [one for one in asked if one.id in routed.latest]
             lines = {one.id: self._lines[one.id][0] for one in asked}
             found, whole = (
                 charged.get(name, Counts()),

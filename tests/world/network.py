@@ -34,6 +34,7 @@ class Host:
     def __init__(self, network: "Network", name: str, address: str) -> None:
         self.name, self.address = name, address
         self.silent = False  # no packet comes or goes; nothing closes
+        self.apart: set[Host] = set()  # no packet passes between them and this one
         self.has_sockets = True  # else it can open no further connection
         self.troubled_s = -math.inf  # when it last spoke again, or a connection of it was lost
         self.listeners: dict[int, Listener] = {}
@@ -48,6 +49,19 @@ class Host:
         """Let packets pass again; what was lost meanwhile is sent once more."""
         self.silent = False
         self.troubled_s = self._network.loop.time()
+        self._is_heard()
+
+    def part(self, other: "Host") -> None:
+        """Let no packet pass between these two."""
+        self.apart.add(other)
+        other.apart.add(self)
+
+    def meet(self, other: "Host") -> None:
+        self.apart.discard(other)
+        other.apart.discard(self)
+        self._is_heard()
+
+    def _is_heard(self) -> None:
         self._heard.set()
         self._heard = asyncio.Event()
         for host in self._network.hosts.values():
@@ -55,8 +69,11 @@ class Host:
                 if self in (host, end.peer.host):
                     end.arrive_soon(RESENT_WITHIN_S)
 
-    async def heard(self) -> None:
-        while self.silent:
+    def hears(self, other: "Host") -> bool:
+        return not (self.silent or other.silent or other in self.apart)
+
+    async def heard(self, by: "Host") -> None:
+        while self.silent or by in self.apart:
             await self._heard.wait()
 
     def kill(self) -> None:
@@ -111,16 +128,16 @@ class Network:
         number = self._connections
         chance = random.Random(f"{self._seed} connection {number}")
         await asyncio.sleep(chance.choice(DELAYS_S))
-        await here.heard()
+        await here.heard(here)
         if not here.has_sockets:
             raise OSError(errno.EMFILE, "Too many open files")
         if there is None:
             raise OSError(113, f"no route to {address}")
-        await there.heard()
+        await there.heard(here)
         listener = there.listeners.get(port)
         if listener is None:
             await asyncio.sleep(chance.choice(DELAYS_S))
-            await here.heard()
+            await here.heard(there)
             raise ConnectionRefusedError(111, "Connection refused")
         ours = End(self.loop, here, random.Random(f"{self._seed} end {number}"), copy_context())
         theirs = End(self.loop, there, random.Random(f"{self._seed} other end {number}"), listener.context)
@@ -132,8 +149,8 @@ class Network:
         theirs.open(listener.context.run(listener.factory))
         try:
             await asyncio.sleep(chance.choice(DELAYS_S))
-            await here.heard()
-            await there.heard()
+            await here.heard(here)
+            await there.heard(here)
         except asyncio.CancelledError:
             ours.vanish()
             raise
@@ -412,7 +429,7 @@ class End(asyncio.Transport):
 
     def _arrive(self) -> None:
         self._arrives = None
-        if self.host.silent or self.peer.host.silent or self.is_lost:
+        if self.is_lost or not self.host.hears(self.peer.host):
             return  # `speak` has it sent again
         now_s = self._loop.time()
         while self._way and self._way[0][0] <= now_s:

@@ -1,6 +1,6 @@
-"""The event sockets of a scripted replica: the shipped mirror and messages, over connections of the world.
+"""Sockets that are bound: a replica's for its events, by the shipped mirror and messages, and a router's for its peers.
 
-A publisher's own sockets are libzmq's, on a thread (decision 0055). Here is the other end of `events.sockets.zmtp`.
+Those that ship are libzmq's (decision 0055). Here is the other end of `events.sockets.zmtp`, over the world's network.
 """
 
 import asyncio
@@ -12,10 +12,13 @@ from events.messages import END_SEQ, BlockRemoved, BlockStored, EventBatch, Fram
 from events.mirror import Mirror
 from events.native import Load, SnapshotHeader, Status, encode_native
 from events.publisher import EventEndpoints
+from events.sockets.plain_link import PlainLink
 from events.sockets.zmtp import Zmtp, message
+from router.workers.peer_names import parse_endpoint
 from tests.world.network import Host, Network
 
 EVENTS, REPLAY, STATUS, SNAPSHOT = PORTS = 5557, 5558, 5559, 5560
+ASKED = REPLAY, SNAPSHOT
 TOPIC = b"kv"
 MAX_UNSENT_BYTES = 64_000  # to one peer; what comes then is lost to it
 KEPT_BATCHES = 50  # for replays
@@ -32,9 +35,9 @@ class _Bound(Zmtp):
 class _Peer(asyncio.Protocol):
     transport: asyncio.Transport
 
-    def __init__(self, publisher: "Publisher", port: int) -> None:
+    def __init__(self, publisher: "Publisher | PeerSockets", port: int) -> None:
         self._publisher, self._port = publisher, port
-        self._zmtp = _Bound(b"PUB" if port in (EVENTS, STATUS) else b"ROUTER", 1_000_000)
+        self._zmtp = _Bound(b"ROUTER" if port in ASKED else b"PUB", 1_000_000)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
@@ -47,7 +50,7 @@ class _Peer(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         del error
-        self._publisher.subscribers[self._port].pop(self, None)
+        self._publisher.lost(self, self._port)
 
     def send(self, frames: Frames) -> None:
         if self.transport.get_write_buffer_size() < MAX_UNSENT_BYTES:
@@ -86,6 +89,9 @@ class Publisher:
         for peer in self.subscribers[STATUS]:
             peer.send([TOPIC, encode_native(status)])
 
+    def lost(self, peer: _Peer, port: int) -> None:
+        self.subscribers[port].pop(peer, None)
+
     def heard(self, peer: _Peer, port: int, frames: Frames) -> None:
         if port in (EVENTS, STATUS):
             self.subscribers[port][peer] = None  # to all there is
@@ -102,6 +108,40 @@ class Publisher:
             for payload in (encode_native(header), *batches):
                 peer.send([b"", payload])
             self._happens("snapshot")
+
+
+class PeerSockets:
+    """Stands for `router.workers.peer_links.PeerSockets`, in plain text."""
+
+    link = PlainLink
+
+    def __init__(self, network: Network, listen: str, keys: object) -> None:
+        del keys
+        host, port = parse_endpoint(listen) or ("", 0)
+        self.endpoint = listen
+        self._subscribers: dict[_Peer, None] = {}
+        self._listener = network.listen(partial(_Peer, self, port), host, port)
+
+    def unproved(self, endpoints: frozenset[str]) -> frozenset[str]:
+        del endpoints
+        return frozenset()
+
+    def send(self, frames: Frames) -> None:
+        for peer in self._subscribers:
+            peer.send(frames)
+
+    def heard(self, peer: _Peer, port: int, frames: Frames) -> None:
+        del port, frames
+        self._subscribers[peer] = None
+
+    def lost(self, peer: _Peer, port: int) -> None:
+        del port
+        self._subscribers.pop(peer, None)
+
+    def close(self) -> None:
+        self._listener.close()
+        for peer in self._subscribers:
+            peer.transport.abort()
 
 
 class Cache:

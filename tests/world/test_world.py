@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from router.workers.peer_inbox import Inbox
 from tests.docs.pages import ROOT
 from tests.world import replica
 from tests.world.planted import BUGS
@@ -88,6 +89,12 @@ def test_a_planted_bug_is_found(name: str) -> None:
     command = [sys.executable, "-m", "tests.world.planted", name, "--seconds", "60"]
     planted = subprocess.run(command, capture_output=True, text=True, check=False)
     assert planted.returncode == 0, planted.stdout + planted.stderr
+
+
+def test_a_load_that_a_router_does_not_take_back_from_a_peer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not World(1, faults=False, routers=2).run().audit.failures
+    monkeypatch.setattr(Inbox, "_ended", lambda *_: False)
+    assert [found for found in World(1, faults=False, routers=2).run().audit.failures if "not at rest" in found]
 
 
 def test_a_cache_that_the_index_does_not_know_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,8 +50,8 @@ class VllmReplica(ScriptedReplica):
             return 200, encode({"tokens": tokens_in(body)})
         return (200, self._metrics().encode()) if path == "/metrics" else None
 
-    def drains(self, request_id: str) -> bytes:
-        del request_id
+    def drains(self, router: str, request_id: str) -> bytes:
+        del router, request_id
         return b'{"error":{"code":"shutting_down"}}'
 
     def _metrics(self) -> str:

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
+from functools import partial
 from typing import Any, cast
 
 import msgspec
@@ -17,19 +18,22 @@ from router.proxy.attempt import Attempt
 from router.proxy.retries import Row
 from router.records.access_log import Line
 from router.tenants.keys import Key, digest_of
-from tests.world.audit import QUEUE_TIMEOUT_S, Audit
+from tests.world.audit import QUEUE_TIMEOUT_S, Audit, Routed
 from tests.world.client import WORDS, Asking
 from tests.world.faults import Faults
 from tests.world.loop import SETTLES_S, WorldLoop, run
 from tests.world.network import HERE, Bound, Host, Network
+from tests.world.publisher import PeerSockets
 from tests.world.replica import TOOL, ScriptedReplica
 from tests.world.vllm import VllmReplica
 
-PORT = 8000
+PORT, PEERS = 8000, 5570
+ROUTERS = (1, 1, 1, 2, 3, 4)
 LASTS_S = 60.0  # with clients and faults
 CALM_S = 10.0  # after the last fault: then the router knows everything again
 DRAINS_S = 60.0  # at most: longer than any request
 STEP_S = 0.5  # between two looks at everything
+PARTED_S = (0.2, 1.0, 8.0)  # two routers: the longest is long enough to be forgotten
 GRAINS_S = (1e-6, 1e-4, 1e-3)  # of time
 SLOW_SHARES = (0.0, 0.1, 0.5)  # of connections
 VLLM_SHARES = (0.0, 0.0, 0.0, 0.5, 1.0)  # of the replicas; the others are ours
@@ -40,10 +44,12 @@ SPOKEN = ("router", "events", "api", "asyncio")
 class World:
     """`faults=False` leaves the same world undisturbed; `settings` are the router's, beside those that are drawn.
 
-    `left_out` names requests and faults that are not to come.
+    `routers`: so many at least. `left_out` names requests and faults that are not to come.
     """
 
-    def __init__(self, seed: int, *, faults: bool = True, left_out: Collection[str] = (), **settings: Any) -> None:
+    def __init__(
+        self, seed: int, *, faults: bool = True, left_out: Collection[str] = (), routers: int = 0, **settings: Any
+    ) -> None:
         self.seed = seed
         self.timeline: list[str] = []
         self._is_disturbed, self._left_out = faults, left_out
@@ -53,15 +59,17 @@ class World:
         self.loop = WorldLoop(random.Random(f"{seed} loop"), grain_s)
         self.network = Network(self.loop, str(seed), chance.choice(SLOW_SHARES))
         self.loop.set_exception_handler(self._failed)
-        self.host = self.network.host("router")
+        names = ["router", *(f"router{number}" for number in range(2, max(routers, chance.choice(ROUTERS)) + 1))]
+        self.routers = {self.network.host(name): Routed() for name in names}
         share, many = chance.choice(VLLM_SHARES), range(chance.randrange(2, 6))
         engines = [VllmReplica if chance.random() < share else ScriptedReplica for _ in many]
         self.replicas = [engines[number](self.network, f"r{number}", chance, self.say) for number in many]
         has_keys = not self._is_crowded and chance.random() < 0.6
         self.keys = tuple(map(self._key, TENANTS)) if has_keys else ()
         self._restarts = chance.random() < 0.3
+        self._parts = chance.random() < 0.5  # routers from each other
         self._config = msgspec.structs.replace(self._draw(), **settings)
-        self.audit = Audit(self.keys, self.replicas)
+        self.audit = Audit(self.keys, self.replicas, self.routers.values())
         self.faults = Faults(seed, self.replicas, self.say, left_out)
 
     def run(self) -> "World":
@@ -85,23 +93,25 @@ class World:
     async def _live(self) -> None:
         for replica in self.replicas:
             replica.start()
-        front = await self._at(self.host, self._start())
-        while front.router.lifecycle.not_ready() is not None:
-            await asyncio.sleep(STEP_S)
+        for front in [await self._at(host, self._start(host)) for host in self.routers]:
+            while front.router.lifecycle.not_ready() is not None:
+                await asyncio.sleep(STEP_S)
         clients = self._clients()
         until_s = self.loop.time() + LASTS_S
         living = [self._at(self.network.host(client.name), client.run(until_s)) for client in clients]
         stepping = asyncio.create_task(self._step())
         if self._is_disturbed:
-            await asyncio.gather(self.faults.run(until_s), self._restart(until_s))
+            await asyncio.gather(self.faults.run(until_s), self._restart(until_s), self._part(until_s))
         await asyncio.gather(*living)
         self.audit.clients()
         await asyncio.sleep(CALM_S)
         stepping.cancel()
-        await self.audit.router()
+        for routed in self.routers.values():
+            await self.audit.router(routed)
         for replica in self.replicas:
             replica.kill()
-        await self._at(self.host, self._end())
+        for host in self.routers:
+            await self._at(host, self._end(host))
 
     def _key(self, name: str) -> Key:
         chance = self._chance
@@ -122,7 +132,9 @@ class World:
         for number in range(chance.randrange(2, 9)):
             name, own = f"c{number}", random.Random(f"{self.seed} client {number}")
             key = chance.choice(self.keys).name if self.keys else None
-            where = self.host.address, PORT
+            host = list(self.routers)[number % len(self.routers)]
+            self.audit.by_client[name] = self.routers[host]
+            where = host.address, PORT
             asked, left_out = self.audit.asked, self._left_out
             clients.append(Asking(name, own, where, self.say, asked, left_out, key, beginnings, together_s))
         return clients
@@ -132,10 +144,17 @@ class World:
             await asyncio.sleep(STEP_S)
             self.audit.step(self.loop.time())
 
-    async def _start(self) -> Front:
-        front = Front(self._config, cast(Any, Bound((self.host.address, PORT))), clock=self.loop.time, seed=self.seed)
-        front.router.history.access_log = cast(Any, AccessLog(self._answered))
-        self.audit.starts(front, self.loop.time())
+    async def _start(self, host: Host) -> Front:
+        config, routed = self._config, self.routers[host]
+        if len(self.routers) > 1:
+            listen, *peers = (f"tcp://{one.address}:{PEERS}" for one in (host, *self.routers))  # one of them is itself
+            config = msgspec.structs.replace(config, peer_listen=listen, peers=tuple(peers))
+        sockets: Any = partial(PeerSockets, self.network)
+        bound: Any = Bound((host.address, PORT))
+        front = Front(config, bound, sockets=sockets, clock=self.loop.time, seed=self.seed)
+        front.router.history.access_log = cast(Any, AccessLog(partial(self._answered, host)))
+        routed.front, routed.latest = front, set()
+        routed.starts_s.append(self.loop.time())
         honest = front.router.learn
 
         def learn(attempt: Attempt, row: Row, reason: str) -> None:
@@ -163,22 +182,35 @@ class World:
         )
 
     async def _restart(self, until_s: float) -> None:
-        """In some worlds, restart the router now and then, in order."""
+        """In some worlds, restart a router now and then, in order."""
         chance = random.Random(f"{self.seed} router")
         while self._restarts and self.loop.time() < until_s:
             await asyncio.sleep(min(chance.expovariate(1 / 20), until_s - self.loop.time()))
-            self.say("router", "drains")
-            await self._at(self.host, self._end())
+            host = chance.choice(list(self.routers))
+            self.say(host.name, "drains")
+            await self._at(host, self._end(host))
             await asyncio.sleep(chance.choice((SETTLES_S, 1.0)))
-            self.audit.ended(self.host)
-            await self._at(self.host, self._start())
-            self.say("router", "is there again")
+            self.audit.ended(host)
+            await self._at(host, self._start(host))
+            self.say(host.name, "is there again")
 
-    async def _end(self) -> None:
-        front = self.audit.front
-        assert front is not None, "it was started"
-        self.audit.drained(await front.drain(DRAINS_S))
-        self.audit.front = None
+    async def _part(self, until_s: float) -> None:
+        """In some worlds, let two routers not hear of each other for a while."""
+        chance = random.Random(f"{self.seed} parts")
+        while self._parts and len(self.routers) > 1 and self.loop.time() < until_s:
+            await asyncio.sleep(min(chance.expovariate(1 / 15), until_s - self.loop.time()))
+            one, other = chance.sample(list(self.routers), 2)
+            self.say("world", f"no packet between {one.name} and {other.name}")
+            one.part(other)
+            await asyncio.sleep(chance.choice(PARTED_S))
+            one.meet(other)
+            self.say("world", f"packets between {one.name} and {other.name} again")
+
+    async def _end(self, host: Host) -> None:
+        routed = self.routers[host]
+        assert routed.front is not None, "it was started"
+        self.audit.drained(await routed.front.drain(DRAINS_S))
+        front, routed.front = routed.front, None
         await front.close()
 
     def _at(self, host: Host, work: Any) -> "asyncio.Task[Any]":
@@ -189,9 +221,9 @@ class World:
 
     # ---- what is told
 
-    def _answered(self, line: Line) -> None:
-        self.audit.answered(line)
-        self.say("router", f"{line.request_id} ended: {line.status}, {line.retries} retries, {line.resumes} resumes")
+    def _answered(self, host: Host, line: Line) -> None:
+        self.audit.answered(self.routers[host], line)
+        self.say(host.name, f"{line.request_id} ended: {line.status}, {line.retries} retries, {line.resumes} resumes")
 
     def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         del loop
