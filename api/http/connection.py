@@ -49,8 +49,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._limits = limits
         self._open: deque[RequestResponseCycle] = deque()  # requests without a complete answer, oldest first
         self._awaited: Literal["", "head", "body", "end"] = "head"  # the part that the client has begun, or owes us
-        self._since_s = self.loop.time()
-        self._body_since_s = self._since_s
+        self._since_s = self._body_since_s = self.loop.time()
         self._spare = False
         self._spoken = False  # whether a byte has ever come
         self._head_bytes = 0

@@ -62,10 +62,7 @@ class HttpServer(uvicorn.Server):
 
     @should_exit.setter
     def should_exit(self, value: bool) -> None:
-        if value:
-            self._ends.set()
-        else:
-            self._ends.clear()
+        (self._ends.set if value else self._ends.clear)()
 
     async def main_loop(self) -> None:
         """As uvicorn's, which wakes ten times a second to see whether it should end."""
@@ -77,10 +74,9 @@ class HttpServer(uvicorn.Server):
                     await self._ends.wait()
 
     async def on_tick(self, counter: int) -> bool:
-        if counter % TICKS_PER_SWEEP == 0:
-            now_s = asyncio.get_running_loop().time()
-            for connection in self._connections():
-                connection.end_if_overdue(now_s)
+        now_s = asyncio.get_running_loop().time()
+        for connection in self._connections():
+            connection.end_if_overdue(now_s)
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -94,6 +90,11 @@ class HttpServer(uvicorn.Server):
         self.server_state.retiring = True
         for connection in self._connections():
             connection.retire(now=now)
+
+    @property
+    def is_sending(self) -> bool:
+        """Tell whether clients have yet to read a part of what was answered."""
+        return any(connection.transport.get_write_buffer_size() for connection in self._connections())
 
     def _cut(self) -> None:
         for connection in self._connections():
