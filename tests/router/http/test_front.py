@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +189,23 @@ async def test_what_runs_may_come_to_its_end_while_the_router_drains() -> None:
         assert not draining.done()
         taken[0].answer(GOOD)
         assert (await client.answer()).body == GOOD
+        assert await draining == 0
+
+
+async def test_a_router_that_drains_waits_until_slow_clients_have_read_their_answers() -> None:
+    taken, answer = list[Call](), b'{"choices":["%b"]}' % (b"x" * 3_900_000)
+    script = Script(taken.append)
+    async with served(*script.replicas(1)) as running, connect(running.port, limit=1024) as client:
+        client.send("POST", CHAT, chat())
+        await until(lambda: taken, "the replica is asked")
+        [connection] = running.front._server.connections.open
+        connection.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 * 1024)
+        taken[0].answer(answer)
+        await until(lambda: not running.router.lifecycle.open_requests, "the router has all of the answer")
+        assert connection.transport.get_write_buffer_size()
+        draining = asyncio.create_task(running.front.drain(10))
+        assert not (await asyncio.wait([draining], timeout=0.1))[0]
+        assert (await client.answer()).body == answer
         assert await draining == 0
 
 
