@@ -73,11 +73,8 @@ PARTS: Mapping[str, Part] = {
         [(PYTHON, "-m", "tests.bench", "schemas", "--rounds", "1")],
     ),
     "requests": Part(
-        "generated requests against the documents of both APIs",
-        [
-            ("env", "WARMROUTE_SCHEMA_EXAMPLES=12", *tests("chaos", f"tests/chaos/test_{one}_schema.py"))
-            for one in ("replica", "router")
-        ],
+        "generated requests against the documents of replicas and routers",
+        [("env", "WARMROUTE_SCHEMA_EXAMPLES=12", *tests("chaos", "tests/chaos/test_schema.py"))],
     ),
     "silence": Part("pauses of any length and a machine that is too busy break nothing off", [tests("grid", SILENCE)]),
     "grids": Part("the rest of each grid, and published figures", [tests("grid", *rest_of_grids())]),
