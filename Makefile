@@ -27,7 +27,7 @@ WORKERS ?= $(shell echo $$(( 3 * $$(getconf _NPROCESSORS_ONLN) )))
 SLOW_WORKERS ?= $(shell echo $$(( 3 * $$(getconf _NPROCESSORS_ONLN) / 2 )))
 # Files of some minutes are begun first, so that no worker ends long after the others.
 LONG := tests/chaos/test_kv_tiers.py tests/docs/test_walks.py tests/fleet/test_up.py tests/fleet/test_on_ray.py \
-	tests/k8s/test_drain.py tests/replica/test_native.py tests/chaos/test_replica_schema.py tests/chaos/test_router_schema.py
+	tests/k8s/test_drain.py tests/replica/test_native.py tests/chaos/test_schema.py
 # What waits for Ray and for a few requests disturbs nobody, and what others do beside it hardly matters to it. The long
 # ones come first.
 PATIENT := tests/chaos/test_fleet_nodes.py tests/hostile/test_ray.py tests/hostile/test_other_users.py \

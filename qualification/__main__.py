@@ -32,8 +32,9 @@ class Part(NamedTuple):
     missing: Callable[[], str | None] = lambda: None
 
 
-def tests(marks: str, *paths: str) -> tuple[str, ...]:
-    return (PYTHON, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "--timeout", "600", "-m", marks, *paths)
+def checks(marks: str, *paths: str, at_once: int = 0) -> tuple[str, ...]:
+    workers = ("-n", str(at_once), "--dist", "loadfile")
+    return (PYTHON, "-m", "pytest", "-q", *workers, "--timeout", "600", "-m", marks, *paths)
 
 
 def rest_of_grids() -> list[str]:
@@ -52,35 +53,32 @@ def no_gpu() -> str | None:
 
 
 PARTS: Mapping[str, Part] = {
-    "engines": Part("predictions at real vLLM and SGLang", [tests("live", "qualification/engines")], engine.missing),
-    "clients": Part("other projects' clients and agents", [tests("live", "qualification/clients")], no_clients),
+    "engines": Part("predictions at real vLLM and SGLang", [checks("live", "qualification/engines")], engine.missing),
+    "clients": Part("other projects' clients and agents", [checks("live", "qualification/clients")], no_clients),
     "images": Part(
         "the router's image, built without a container engine",
-        [tests("live", "qualification/images/test_router_image.py")],
+        [checks("live", "qualification/images/test_router_image.py")],
         building.why_not,
     ),
     "containers": Part(
-        "the images in real containers", [tests("live", "qualification/images/test_containers.py")], podman.why_not
+        "the images in real containers", [checks("live", "qualification/images/test_containers.py")], podman.why_not
     ),
-    "compatibility": Part("every field of docs/compatibility.md", [tests("live", "qualification/compatibility")]),
-    "walks": Part("every command of every page", [tests("grid", "tests/docs")]),
+    "compatibility": Part("every field of docs/compatibility.md", [checks("live", "qualification/compatibility")]),
+    "walks": Part("every command of every page", [checks("grid", "tests/docs", at_once=2)]),
     "kernels": Part("the GPU's kernels at all shapes, interpreted and compiled", [("make", "triton-check", "CASES=")]),
-    "gpu-run": Part("the GPU machine's check, on a CPU", [tests("grid", "tests/gpu")]),
-    "gpu": Part("the same on a GPU", [tests("gpu", "tests")], no_gpu),
+    "gpu-run": Part("the GPU machine's check, on a CPU", [checks("grid", "tests/gpu")]),
+    "gpu": Part("the same on a GPU", [checks("gpu", "tests")], no_gpu),
     "properties": Part("property tests and fuzzers with many examples", [("make", "test-thorough")]),
     "schemas": Part(
         "a thousand random schemas over HTTP, each with and without a kill",
         [(PYTHON, "-m", "tests.bench", "schemas", "--rounds", "1")],
     ),
     "requests": Part(
-        "generated requests against the documents of both APIs",
-        [
-            ("env", "WARMROUTE_SCHEMA_EXAMPLES=12", *tests("chaos", f"tests/chaos/test_{one}_schema.py"))
-            for one in ("replica", "router")
-        ],
+        "generated requests against the documents of replicas and routers",
+        [("env", "WARMROUTE_SCHEMA_EXAMPLES=12", *checks("chaos", "tests/chaos/test_schema.py"))],
     ),
-    "silence": Part("pauses of any length and a machine that is too busy break nothing off", [tests("grid", SILENCE)]),
-    "grids": Part("the rest of each grid, and published figures", [tests("grid", *rest_of_grids())]),
+    "silence": Part("pauses of any length and a machine that is too busy break nothing off", [checks("grid", SILENCE)]),
+    "grids": Part("the rest of each grid, and published figures", [checks("grid", *rest_of_grids(), at_once=2)]),
 }
 
 

@@ -1,4 +1,4 @@
-"""The parts that the command lines of the live tests share: a check of names, and lines of a table."""
+"""The parts that the command lines of these programs share: a check of names, and lines of a table."""
 
 import argparse
 from collections.abc import Collection

@@ -1,4 +1,4 @@
-"""Set up what the live tests run: `python -m qualification.engines.setup DIR` makes DIR/venv and DIR/model.
+"""Set up what the tests of engines run: `python -m qualification.engines.setup DIR` makes DIR/venv and DIR/model.
 
 vLLM and SGLang go into an environment of their own, about 9 GB; a second run finishes what is missing.
 """

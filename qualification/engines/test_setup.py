@@ -1,4 +1,4 @@
-"""The set-up of the live tests, as far as it needs no engine."""
+"""The set-up of real engines, as far as it needs no engine."""
 
 from pathlib import Path
 from typing import Any

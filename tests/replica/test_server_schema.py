@@ -1,4 +1,4 @@
-"""The OpenAPI document names the served model and every error; tests.chaos.test_replica_schema holds it to its word."""
+"""The OpenAPI document names the served model and every error; tests.chaos.test_schema holds it to its word."""
 
 from tests.replica.serving import MODEL, Replica
 
