@@ -18,7 +18,7 @@ FREE = "tcp://127.0.0.1:0"
 DEADLINE_S = 50.0  # none of what is awaited takes so long, whatever else the machine does
 
 
-def wait_until(condition: Callable[[], object], what: str, within_s: float = DEADLINE_S) -> None:
+def wait_until(condition: Callable[[], object], what: str = "it happens", within_s: float = DEADLINE_S) -> None:
     end_s = time.monotonic() + within_s
     pause = threading.Event()
     while not condition():

@@ -269,12 +269,18 @@ class Trusting(Unlimited):
         self.view.resolver.doubtful.gone = lambda hashes: 0 * len(list(hashes))  # type: ignore[method-assign]
 
 
+EXAMPLES = settings(max_examples=max(40, settings().max_examples), stateful_step_count=40)
+
+
 @pytest.mark.parametrize("machine", [Losses, Unlimited])
 def test_what_is_lost_is_never_claimed_and_a_turnover_recovers_it(machine: type[Losses]) -> None:
-    run_state_machine_as_test(machine, settings=settings(max_examples=150, stateful_step_count=40, deadline=None))
+    run_state_machine_as_test(machine, settings=EXAMPLES)
 
 
-@pytest.mark.parametrize("control", [Unforgotten, Careless, Credulous, Trusting])
+@pytest.mark.parametrize(
+    "control",
+    [Careless, *(pytest.param(control, marks=pytest.mark.grid) for control in (Unforgotten, Credulous, Trusting))],
+)
 def test_the_controls_fail(control: type[Losses]) -> None:
     with pytest.raises(AssertionError):
         run_state_machine_as_test(

@@ -1,7 +1,6 @@
 """The publisher as a consumer written for vLLM sees it, and its native sockets."""
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -27,6 +26,7 @@ from events.mirror import Mirror
 from events.native import SNAPSHOT_REQUEST, Load, decode_snapshot_header, decode_status
 from events.publisher import Publisher, PublisherConfig, offset_port
 from events.sockets.curve import MAX_BYTES, CurveClient, load_curve, load_curve_client, secure_client, write_keys
+from tests.events.processes import wait_until
 from tests.events.resident import copies
 
 ANY = "tcp://127.0.0.1:0"
@@ -71,13 +71,6 @@ def connect() -> Iterator[Connect]:
     context.term()
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_MS / 1000
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 def replay(socket: "zmq.Socket[bytes]", start: int) -> list[list[bytes]]:
     socket.send_multipart([b"", start.to_bytes(8, "big")])
     replies = [socket.recv_multipart()]
@@ -102,7 +95,7 @@ def test_frames_are_topic_sequence_and_a_batch_that_vllm_would_send(connect: Con
 def poll_until_subscribed(publisher: Publisher, socket: "zmq.Socket[bytes]") -> None:
     while not socket.poll(5):
         publisher.publish([AllBlocksCleared()])
-    until(lambda: publisher.stats.batches == publisher.seq + 1 and not publisher._queue)
+    wait_until(lambda: publisher.stats.batches == publisher.seq + 1 and not publisher._queue)
     while socket.poll(50):
         socket.recv_multipart()
 
@@ -111,7 +104,7 @@ def test_replay_gives_what_was_sent_from_the_start_asked_and_ends_with_the_marke
     with Publisher(config(topic="t")) as publisher:
         for number in range(5):
             publisher.publish([stored(number, 0, 0, 0)])
-        until(lambda: publisher.seq == 4)
+        wait_until(lambda: publisher.seq == 4)
         replies = replay(connect(zmq.DEALER, publisher.endpoints.replay), 3)
     assert [int.from_bytes(frames[2], "big") for frames in replies] == [3, 4]
     assert all(frames[:2] == [b"", b"t"] for frames in replies)
@@ -122,7 +115,7 @@ def test_replay_begins_silently_at_the_oldest_batch_kept(connect: Connect) -> No
     with Publisher(config(replay_batches=2)) as publisher:
         for number in range(5):
             publisher.publish([stored(number, 0, 0, 0)])
-        until(lambda: publisher.seq == 4)
+        wait_until(lambda: publisher.seq == 4)
         replies = replay(connect(zmq.DEALER, publisher.endpoints.replay), 0)
     assert [int.from_bytes(frames[2], "big") for frames in replies] == [3, 4]
 
@@ -130,12 +123,12 @@ def test_replay_begins_silently_at_the_oldest_batch_kept(connect: Connect) -> No
 def test_a_request_without_delimiter_is_ignored_and_a_short_start_is_read(connect: Connect) -> None:
     with Publisher(config()) as publisher:
         publisher.publish([AllBlocksCleared()])
-        until(lambda: publisher.seq == 0)
+        wait_until(lambda: publisher.seq == 0)
         socket = connect(zmq.DEALER, publisher.endpoints.replay)
         socket.send_multipart([bytes(8)])
         socket.send_multipart([b"", bytes(9)])
         socket.send_multipart([b"", bytes(4)])
-        until(lambda: publisher.stats.replays == 1)
+        wait_until(lambda: publisher.stats.replays == 1)
         assert len(socket.recv_multipart()) == 4
         assert socket.recv_multipart() == END
 
@@ -149,7 +142,7 @@ def test_an_event_that_cannot_be_encoded_leaves_no_hole_and_takes_no_other_with_
         publisher.publish([stored(1, 2, 3, 4)])
         publisher.publish([broken, stored(5, 6, 7, 8), negative])
         publisher.publish([AllBlocksCleared()])
-        until(lambda: publisher.seq == 2)
+        wait_until(lambda: publisher.seq == 2)
         replies = replay(connect(zmq.DEALER, publisher.endpoints.replay), 0)
     assert [decode_batch(frames[3]).events for frames in replies] == [
         [stored(1, 2, 3, 4)],
@@ -164,7 +157,7 @@ def test_publishing_never_blocks_and_what_is_skipped_is_a_gap_that_the_snapshot_
         socket = connect(zmq.DEALER, publisher.endpoints.snapshot)
         for number in range(5000):
             publisher.publish([stored(number, 0, 0, 0)])
-        until(lambda: publisher.seq == 4999)
+        wait_until(lambda: publisher.seq == 4999)
         assert publisher.stats.skipped_batches > 0
         header, resolver = snapshot(socket)
     assert header.seq == 4999
@@ -186,7 +179,7 @@ def test_a_snapshot_is_the_whole_cache_parents_first(connect: Connect) -> None:
     with Publisher(config()) as publisher:
         publisher.publish([trunk, branch, stored(7, 7, 7, 7)])
         publisher.publish([BlockRemoved(trunk.block_hashes[80:], "GPU")])
-        until(lambda: publisher.seq == 1)
+        wait_until(lambda: publisher.seq == 1)
         header, resolver = snapshot(connect(zmq.DEALER, publisher.endpoints.snapshot))
     assert header.incarnation == publisher.incarnation and header.seq == 1
     resolver.check()
@@ -260,7 +253,7 @@ def test_only_clients_with_a_known_key_get_events(tmp_path: Path, connect: Conne
     curve = load_curve(str(server_secret), str(tmp_path / "clients"))
     with Publisher(config(curve=curve)) as publisher:
         publisher.publish([stored(1, 2, 3, 4)])
-        until(lambda: publisher.seq == 0)
+        wait_until(lambda: publisher.seq == 0)
         replay_endpoint = publisher.endpoints.replay
         assert replay(connect(zmq.DEALER, replay_endpoint, load_curve_client(str(server_public), str(friend))), 0)
         for refused in (None, load_curve_client(str(server_public), str(stranger))):
@@ -339,7 +332,7 @@ def test_an_event_that_does_not_fit_together_is_left_out_and_changes_nothing(bro
         setattr(bad, field, value)
     with Publisher(config()) as publisher:
         publisher.publish([bad, stored(5, 6, 7, 8)])
-        until(lambda: publisher.seq == 0)
+        wait_until(lambda: publisher.seq == 0)
         assert publisher.stats.unencodable_events == 1
         assert publisher.failed is None
         assert publisher._mirror is not None
@@ -355,16 +348,16 @@ def test_extra_keys_nested_without_end_do_not_end_the_publisher() -> None:
     with Publisher(config()) as publisher:
         publisher.publish([bad])
         publisher.publish([stored(5, 6, 7, 8)])
-        until(lambda: publisher.stats.unencodable_events == 1 and publisher.stats.events == 1)
+        wait_until(lambda: publisher.stats.unencodable_events == 1 and publisher.stats.events == 1)
 
 
 def test_a_failure_of_the_thread_is_seen_and_the_queue_does_not_grow(caplog: pytest.LogCaptureFixture) -> None:
     publisher = Publisher(config())
     publisher.publish([stored(1, 2, 3, 4)])
-    until(lambda: publisher.seq == 0)
+    wait_until(lambda: publisher.seq == 0)
     publisher._buffer = None  # type: ignore[assignment]  # a bug of ours
     publisher.publish([stored(5, 6, 7, 8)])
-    until(lambda: publisher.failed is not None)
+    wait_until(lambda: publisher.failed is not None)
     publisher.publish([stored(5, 6, 7, 8)])
     assert not publisher._queue
     publisher.close()
@@ -375,14 +368,14 @@ def test_a_flood_of_replay_requests_does_not_stop_the_events(connect: Connect) -
     with Publisher(config(replay_batches=2000)) as publisher:
         for number in range(2000):
             publisher.publish([stored(number, 0, 0, 0)])
-        until(lambda: publisher.seq == 1999)
+        wait_until(lambda: publisher.seq == 1999)
         for _ in range(20):
             socket = connect(zmq.DEALER, publisher.endpoints.replay)
             for _ in range(50):
                 socket.send_multipart([b"", bytes(8)])
-        until(lambda: publisher.stats.replays > 0)
+        wait_until(lambda: publisher.stats.replays > 0)
         publisher.publish([AllBlocksCleared()])
-        until(lambda: publisher.seq == 2000)
+        wait_until(lambda: publisher.seq == 2000)
         assert publisher.stats.replays < 500  # of a peer only the newest request counts
 
 

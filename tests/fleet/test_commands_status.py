@@ -22,6 +22,7 @@ from fleet.commands.picture import Picture
 from fleet.commands.status import status
 from fleet.commands.view import View
 from fleet.commands.words import age_of
+from tests.events.processes import wait_until
 from tests.fleet.scripted import Script, calm, machine_without_fleets, model, refusal, replica, run, serving, view
 
 NOW_S = 1_800_000_000.0 + 3725
@@ -256,13 +257,6 @@ def test_the_key_is_taken_from_the_environment(script: Script) -> None:
 # ---- again and again
 
 
-def until(true: Any, limit_s: float = 50.0) -> None:
-    deadline_s = time.monotonic() + limit_s
-    while not true():
-        assert time.monotonic() < deadline_s, "it did not happen"
-        time.sleep(0.01)
-
-
 WATCH = "import sys; from fleet.commands import status as s; s.REFRESH_S = 0.05; sys.exit(s.status(sys.argv[1:]))"
 
 
@@ -299,10 +293,10 @@ class Terminal:
 def test_watching_draws_again_on_a_screen_of_its_own(script: Script) -> None:
     terminal = Terminal("--watch", "--fleet", script.url)
     try:
-        until(lambda: terminal.shown.count("2 of 2 ready") > 2)
+        wait_until(lambda: terminal.shown.count("2 of 2 ready") > 2)
         assert "\x1b[?1049h" in terminal.shown  # a screen of its own
         script.views = [view([model(wanted=3, ready=2)], [replica("demo-0")])]
-        until(lambda: "2 of 3 ready" in terminal.shown)
+        wait_until(lambda: "2 of 3 ready" in terminal.shown)
     finally:
         assert terminal.end() == 0
     assert terminal.shown.rpartition("\x1b[?1049l")[2].count("2 of 3") == 1  # the last picture stays
@@ -311,9 +305,9 @@ def test_watching_draws_again_on_a_screen_of_its_own(script: Script) -> None:
 def test_watching_reports_a_silent_controller() -> None:
     with serving(Script(calm())) as script:
         terminal = Terminal("--watch", "--fleet", script.url)
-        until(lambda: "2 of 2 ready" in terminal.shown)
+        wait_until(lambda: "2 of 2 ready" in terminal.shown)
     try:
-        until(lambda: "The controller has not answered for" in terminal.shown)
+        wait_until(lambda: "The controller has not answered for" in terminal.shown)
         assert terminal.shown.rpartition("\x1b[H")[2].count("demo-1") == 1  # the last known state is still shown
     finally:
         assert terminal.end() == 0

@@ -27,6 +27,7 @@ from fleet.control.hosts import Host, HostGone
 from fleet.control.serving import Serving
 from fleet.host.report import ReplicaAddress, Report
 from fleet.plan import Autoscale, FleetPlan, ModelPlan, Task
+from tests.events.processes import wait_until
 from tests.fleet.scripted import Ran, machine_without_fleets, run
 
 KEY = "secret"
@@ -142,7 +143,7 @@ def noted_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def controlled() -> Iterator[Controlled]:
     running = Controlled(PLAN)
     with FleetClient(running.url) as fleet:
-        until(lambda: fleet.view().complete)
+        wait_until(lambda: fleet.view().complete)
     yield running
     running.close()
 
@@ -153,13 +154,6 @@ def ask(controlled: Controlled) -> Callable[..., Ran]:
         return run(command, *arguments, WARMROUTE_FLEET=controlled.url, WARMROUTE_FLEET_KEY=KEY)
 
     return asked
-
-
-def until(true: Callable[[], bool], limit_s: float = 50.0) -> None:
-    deadline_s = time.monotonic() + limit_s
-    while not true():
-        assert time.monotonic() < deadline_s, "it did not happen"
-        time.sleep(0.01)
 
 
 def test_status_shows_what_the_controller_knows(ask: Callable[..., Ran]) -> None:
@@ -230,7 +224,7 @@ def test_a_replica_that_cannot_start_shows_why(ask: Callable[..., Ran], controll
     broken = ModelPlan(name="broken", model="broken", replicas=1)
     with FleetClient(controlled.url, KEY) as fleet:
         fleet.want(FleetPlan(models=(*PLAN.models, broken)))
-        until(lambda: [replica.life for replica in fleet.view().of("broken")] == ["failing"])
+        wait_until(lambda: [replica.life for replica in fleet.view().of("broken")] == ["failing"])
     ran = ask(status)
     assert ran.status == 1
     assert ran.lines[-2:] == ["broken-0 ended with status 1; restarting", "  | no such model"]

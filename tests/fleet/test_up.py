@@ -158,8 +158,16 @@ def nothing_is_left(running: Up) -> None:
             socket.create_connection(("127.0.0.1", port))
 
 
-def test_a_prompt_goes_where_it_is_cached_and_ctrl_c_leaves_nothing() -> None:
-    with up() as running:
+def without(folder: Path, *modules: str) -> str:
+    """A PYTHONPATH on which these packages are not installed."""
+    (folder / "sitecustomize.py").write_text(f"import sys; sys.modules.update(dict.fromkeys({modules}))")
+    return str(folder)
+
+
+def test_without_any_extra_a_prompt_goes_where_it_is_cached_and_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
+    missing = without(tmp_path, "ray", "torch", "safetensors", "huggingface_hub", "llguidance", "transformers")
+    with up("--port", "0", PYTHONPATH=missing) as running:
+        assert "Ray is not installed: replicas are plain processes on this machine." in running.output
         assert len(running.processes()) == 4  # two replicas, two engines
         answers = [running.ask() for _ in range(3)]
         [name] = {name for name, _ in answers}
@@ -168,22 +176,6 @@ def test_a_prompt_goes_where_it_is_cached_and_ctrl_c_leaves_nothing() -> None:
         assert cached[1] == cached[2] > 0
         assert {running.ask(messages=[{"role": "user", "content": f"{n} " * 50}])[0] for n in range(6)} > {name}
         assert running.end(signal.SIGINT) == 0
-        nothing_is_left(running)
-
-
-def without(folder: Path, *modules: str) -> str:
-    """A PYTHONPATH on which these packages are not installed."""
-    (folder / "sitecustomize.py").write_text(f"import sys; sys.modules.update(dict.fromkeys({modules}))")
-    return str(folder)
-
-
-def test_a_simulated_fleet_needs_no_extra(tmp_path: Path) -> None:
-    missing = without(tmp_path, "ray", "torch", "safetensors", "huggingface_hub", "llguidance", "transformers")
-    with up("--port", "0", PYTHONPATH=missing) as running:
-        assert "Ray is not installed: replicas are plain processes on this machine." in running.output
-        answers = [running.ask()[1] for _ in range(2)]
-        assert answers[1]["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
-        assert running.end() == 0
         nothing_is_left(running)
 
 

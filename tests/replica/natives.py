@@ -5,13 +5,17 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from click.testing import CliRunner
+
+from replica.cli import replica
+from replica.model.demo import CACHE_VARIABLE
 from tests.events.processes import DEADLINE_S, wait_until
-from tests.replica.serving import Replica
+from tests.replica.serving import MODEL, Replica
 
 COMMAND = (sys.executable, "-m", "fleet", "replica")
 QUIET = ("--port", 0, "--no-events", "--log-level", "warning")
@@ -58,10 +62,22 @@ def natives(folder_of: Callable[[str], Path]) -> Iterator[Serving]:
         yield started
 
 
+def demo(cache: Path) -> AbstractContextManager[Native]:
+    """A replica of the demo model, whose files are in this cache."""
+    return native(MODEL, "--kv-cache-gb", 0.1, "--max-num-batched-tokens", 256, **{CACHE_VARIABLE: str(cache)})
+
+
 def refused(*options: object, **environment: str) -> tuple[int, str]:
-    """The exit status and stderr of a replica that cannot start."""
+    """The exit status and stderr of a replica whose settings cannot be used, without a process of its own."""
+    ended = CliRunner().invoke(replica, [*map(str, (*QUIET, *options))], env=environment)
+    assert not ended.stdout
+    return ended.exit_code, ended.stderr
+
+
+def failed(*options: object) -> tuple[int, str]:
+    """The exit status and stderr of a replica whose engine cannot start."""
     command = [*COMMAND, *map(str, (*QUIET, *options))]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, env=os.environ | environment)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
     assert not ended.stdout
     return ended.returncode, ended.stderr
 

@@ -20,6 +20,7 @@ from tests.events.processes import DEADLINE_S, wait_until
 from tests.processes import children, of_process
 
 MODEL = "demo"
+KEY = "secret"
 FAST = SimulatedConfig(prefill_tokens_per_s=1e6, decode_tokens_per_s=2000, step_overhead_s=0.0)
 SLOW = SimulatedConfig(prefill_tokens_per_s=1e6, decode_tokens_per_s=20, step_overhead_s=0.0, mean_output_tokens=0)
 EOS = (257, 259)  # of the tokenizer that takes bytes
@@ -117,7 +118,7 @@ class Replica:
         return self.ask("POST", path, body, headers)
 
     def load(self) -> Any:
-        return self.get("/load").json
+        return self.ask("GET", "/load", headers={"Authorization": f"Bearer {KEY}"}).json
 
     def wait_idle(self) -> None:
         """Until the engine holds no request and no block."""

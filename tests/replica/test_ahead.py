@@ -7,7 +7,6 @@ import torch
 
 from replica.config import SimulatedConfig
 from replica.engine.engine import Engine
-from replica.engine.scheduler import Scheduler
 from replica.messages import Output, Sampling
 from replica.runners.request import Request
 from replica.runners.sampling import sample
@@ -197,13 +196,6 @@ def test_requests_in_flight_are_not_preempted() -> None:
     assert together == {number: generate(engine(), [number] * 7, 9, seed=number)[0] for number in range(4)}
 
 
-def test_an_engine_that_does_not_look_for_room_preempts_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Scheduler, "may_run_ahead", lambda _: True)
-    one, _ = crowd()
-    with pytest.raises(AssertionError, match="preempted while it is computed"):
-        drain(one)
-
-
 def test_the_last_free_block_is_taken_ahead() -> None:
     one, runner = ahead_engine(num_blocks=6)
     submit(one, 1, [1] * 7, 9)
@@ -219,13 +211,6 @@ def test_a_penalized_request_draws_when_all_its_tokens_are_known(penalty: str) -
     one, runner = ahead_engine(max_num_batched_tokens=8)
     assert generate(one, PROMPT, 5, **{penalty: 1.5})[0] == generate(engine(), PROMPT, 5)[0]
     assert runner.ahead_steps == 2  # for the pieces of its prompt
-
-
-def test_an_engine_that_does_not_look_at_penalties_draws_by_what_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Request, "needs_results", False)
-    one, _ = ahead_engine()
-    with pytest.raises(AssertionError, match="samples from unknown tokens"):
-        generate(one, PROMPT, 5, presence_penalty=0.5)
 
 
 @pytest.mark.parametrize("sampling", [{"min_tokens": 3}, {"temperature": 0.0}, {"top_k": 3}])

@@ -159,7 +159,8 @@ def quick(careless: type[AheadWorld]) -> None:
     run_machine(careless, settings=few)
 
 
-@pytest.mark.parametrize("broken", [Leaking, Blind, pytest.param(Hasty, marks=pytest.mark.grid), Undying, Sharing])
+@pytest.mark.grid
+@pytest.mark.parametrize("broken", [Leaking, Blind, Hasty, Undying, Sharing])
 def test_the_property_fails_for_an_engine_with_a_broken_pool(broken: type[BlockPool]) -> None:
     with pytest.raises(AssertionError):
         quick(type("CarelessWorld", (AheadWorld,), {"pool_type": broken}))
@@ -182,8 +183,20 @@ def always(_: Scheduler) -> bool:
             always,
             "preempted while it is computed|from unknown tokens|mixes up its scores",
         ),
-        (Request, "needs_results", property(never_needs_results), "samples from unknown tokens|mixes up its scores"),
-        (Request, "decodes", property(lambda request: request.remaining == 1), "continues after its last token|lacks"),
+        pytest.param(
+            Request,
+            "needs_results",
+            property(never_needs_results),
+            "samples from unknown tokens|mixes up its scores",
+            marks=pytest.mark.grid,
+        ),
+        pytest.param(
+            Request,
+            "decodes",
+            property(lambda request: request.remaining == 1),
+            "continues after its last token|lacks",
+            marks=pytest.mark.grid,
+        ),
     ],
 )
 def test_the_property_fails_for_a_scheduler_that_is_careless(

@@ -26,6 +26,7 @@ def network(folder: Path) -> Any:
     return transformers.LlamaForCausalLM.from_pretrained(None, config=config, state_dict=weights, dtype=torch.float32)
 
 
+@pytest.mark.grid
 @pytest.mark.timeout(300)
 def test_a_published_checkpoint_says_in_every_way_what_it_says_in_transformers() -> None:
     """One test, because the model is loaded for it, and each worker would do so again."""

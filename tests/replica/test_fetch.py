@@ -1,9 +1,11 @@
 """`warmroute fetch`: a model's files, whole or not at all, from the hub, a folder, or made."""
 
 import ast
+import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import stat
@@ -11,13 +13,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from api.process.settings import Unusable
 from api.tokens import tokenizer
 from api.tokens.tokenizer import HfTokenizer
-from replica.fetching import fetch as fetch_module
-from replica.fetching import files
+from replica.fetching.fetch import fetch_model, refuse_full
+from replica.fetching.files import TOKENIZER_FILES, FetchFailed
 from replica.model.demo import SIZES
 from tests.events.processes import wait_until
 from tests.replica.hub import COMMIT, Standin, standing_in
@@ -40,10 +44,12 @@ def demo(demo_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def hub(demo: Path) -> Iterator[Standin]:
+def hub(demo: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Standin]:
     files = {file.name: file.read_bytes() for file in demo.iterdir()}
     unread = {"README.md": b"x", "original/model.safetensors": b"x", "consolidated.safetensors": b"x"}
     with standing_in(files | unread | {"additional_chat_templates/tool_use.jinja": b"with tools"}) as standin:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", standin.url)  # in this process
+        monkeypatch.delenv("HF_TOKEN", raising=False)
         yield standin
 
 
@@ -72,6 +78,18 @@ def fetch(
         timeout=50,
         check=False,
     )
+
+
+def filled(model: object, folder: Path, *, tokenizer_only: bool = False, revision: str | None = None) -> bool:
+    """Fill the folder, without a process of its own; return False if there was nothing to do."""
+    how = {"tokenizer_only": tokenizer_only, "revision": revision}
+    return fetch_model(str(model), folder, **how, say=lambda _: None)[1]  # type: ignore[arg-type]
+
+
+def refusal(model: object, folder: Path, *, tokenizer_only: bool = False, revision: str | None = None) -> str:
+    with pytest.raises(FetchFailed) as refused:
+        filled(model, folder, tokenizer_only=tokenizer_only, revision=revision)
+    return str(refused.value)
 
 
 def visible(folder: Path) -> set[str]:
@@ -123,11 +141,11 @@ def test_a_folder_is_copied_without_unused_files(demo: Path, tmp_path: Path) -> 
         (source / unread).write_text("x")
     for read in ("additional_chat_templates/tool_use.jinja", "vocab.json", "merges.txt", "tokenizer.model"):
         (source / read).write_text("x")
-    assert fetch(tmp_path, source, tmp_path / "whole").returncode == 0
+    assert filled(source, tmp_path / "whole")
     also = {"additional_chat_templates/tool_use.jinja", "vocab.json", "merges.txt", "tokenizer.model"}
     assert visible(tmp_path / "whole") == {*SIZES, *also}
     assert not (tmp_path / "whole" / "config.json").is_symlink()
-    assert fetch(tmp_path, source, tmp_path / "part", "--tokenizer-only").returncode == 0
+    assert filled(source, tmp_path / "part", tokenizer_only=True)
     assert visible(tmp_path / "part") == {*OF_ROUTERS, "additional_chat_templates/tool_use.jinja"}
     for name in OF_ROUTERS:
         assert (tmp_path / "part" / name).read_bytes() == (demo / name).read_bytes()
@@ -162,7 +180,7 @@ def test_all_files_that_the_tokenizer_reads_are_fetched() -> None:
     nodes = ast.walk(ast.parse(Path(tokenizer.__file__).read_text()))
     texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
     named = {text for text in texts if text.endswith((".json", ".jinja")) and " " not in text}
-    assert named == {Path(name).name for name in files.TOKENIZER_FILES}
+    assert named == {Path(name).name for name in TOKENIZER_FILES}
 
 
 # ---- once more
@@ -176,9 +194,7 @@ def test_a_second_run_needs_no_network_and_writes_nothing(
     assert fetch(tmp_path, "org/name", folder, *tokenizer_only, HF_ENDPOINT=hub.url).returncode == 0
     hub.asked.clear()
     before = {file: file.stat().st_mtime_ns for file in [folder, *folder.rglob("*")]}
-    done = fetch(tmp_path, "org/name", folder, "--tokenizer-only", HF_ENDPOINT=hub.url)
-    assert done.returncode == 0
-    assert done.stdout.endswith("; there already, nothing to do\n")
+    assert not filled("org/name", folder, tokenizer_only=True)
     assert hub.asked == []
     assert {file: file.stat().st_mtime_ns for file in [folder, *folder.rglob("*")]} == before
 
@@ -207,13 +223,12 @@ def test_the_rest_of_a_model_comes_from_the_same_commit(hub: Standin, tmp_path: 
 
 def test_a_folder_that_has_changed_is_not_mixed_with_what_it_was(demo: Path, tmp_path: Path) -> None:
     source = copy_of(demo, tmp_path / "source")
-    assert fetch(tmp_path, source, tmp_path / "copy").returncode == 0
-    assert fetch(tmp_path, source, tmp_path / "copy").stdout.endswith("there already, nothing to do\n")
+    assert filled(source, tmp_path / "copy")
+    assert not filled(source, tmp_path / "copy")
     (source / "chat_template.jinja").write_text("another")
     for _ in ("another", "none"):
-        done = fetch(tmp_path, source, tmp_path / "copy")
-        assert done.returncode == 1
-        assert done.stderr.startswith(f"Error: '{tmp_path}/copy' holds {source} as it was before; remove it, or name")
+        said = refusal(source, tmp_path / "copy")
+        assert said.startswith(f"'{tmp_path}/copy' holds {source} as it was before; remove it, or name")
         (source / "chat_template.jinja").unlink(missing_ok=True)
 
 
@@ -225,19 +240,18 @@ def copy_of(model: Path, folder: Path) -> Path:
 def test_what_a_folder_has_got_since_is_copied_too(demo: Path, tmp_path: Path) -> None:
     source = copy_of(demo, tmp_path / "source")
     (source / "model.safetensors").rename(source / "model-1.safetensors")
-    assert fetch(tmp_path, source, tmp_path / "copy").returncode == 0
+    assert filled(source, tmp_path / "copy")
     (source / "model-2.safetensors").write_text("the rest")
     (source / "README.md").write_text("for nobody")
-    done = fetch(tmp_path, source, tmp_path / "copy")
-    assert "; fetched in " in done.stdout, done.stderr
+    assert filled(source, tmp_path / "copy")
     assert visible(tmp_path / "copy") == {*OF_ROUTERS, "model-1.safetensors", "model-2.safetensors"}
-    assert "there already" in fetch(tmp_path, source, tmp_path / "copy").stdout
+    assert not filled(source, tmp_path / "copy")
 
 
 # ---- half-way
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_nothing_is_seen_of_a_download_that_ends_half_way_and_the_next_one_continues(
     hub: Standin, demo: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -277,16 +291,16 @@ def test_it_ends_though_its_main_thread_is_in_a_call_without_an_end(tmp_path: Pa
     ) as running:
         assert running.stdout is not None
         assert running.stdout.readline() == b"stuck\n"
-        running.terminate()
+        running.send_signal(signal.SIGINT)
         try:
-            assert running.wait(20) == 128 + signal.SIGTERM
+            assert running.wait(20) == 128 + signal.SIGINT
         finally:
             running.kill()
 
 
 def test_a_crash_while_files_are_put_in_place_leaves_no_model(demo: Path, tmp_path: Path) -> None:
     """At whichever file it comes, what readers look for is missing until all else is there."""
-    for count in range(len(SIZES)):
+    for count in (0, 1, len(SIZES) - 1):
         folder = tmp_path / str(count)
         script = (
             "import os, sys\nfrom pathlib import Path\nreplace = Path.replace\nleft = [int(sys.argv[1])]\n"
@@ -306,7 +320,7 @@ def test_a_crash_while_files_are_put_in_place_leaves_no_model(demo: Path, tmp_pa
         assert crashed.returncode == 9
         assert len(visible(folder)) == count
         assert not (folder / "config.json").exists()
-        assert fetch(tmp_path, demo, folder).returncode == 0
+        assert filled(demo, folder)
         assert visible(folder) == set(SIZES)
 
 
@@ -335,11 +349,9 @@ def test_a_restarted_fetch_keeps_its_commit_and_leaves_no_halves(hub: Standin, t
 def test_a_commit_that_is_gone_meanwhile(hub: Standin, tmp_path: Path) -> None:
     assert fetch(tmp_path, "org/name", tmp_path / "m", "--tokenizer-only", HF_ENDPOINT=hub.url).returncode == 0
     hub.commits.clear()
-    done = fetch(tmp_path, "org/name", tmp_path / "m", HF_ENDPOINT=hub.url)
-    assert (done.returncode, done.stderr) == (
-        1,
-        f"Error: cannot get 'org/name' from the hub: commit {COMMIT} is gone, at which the folder was begun; "
-        "remove the folder, or name another\n",
+    assert refusal("org/name", tmp_path / "m") == (
+        f"cannot get 'org/name' from the hub: commit {COMMIT} is gone, at which the folder was begun; "
+        "remove the folder, or name another"
     )
 
 
@@ -366,7 +378,7 @@ def test_a_copy_that_crashed_continues_with_the_files_that_were_whole(demo: Path
     gathered = crash_of_a_copy(demo, tmp_path / "copy", tmp_path)
     os.truncate(gathered / "chat_template.jinja", 10)
     before = {file.name: file.stat().st_mtime_ns for file in gathered.iterdir()}
-    assert fetch(tmp_path, demo, tmp_path / "copy").returncode == 0
+    assert filled(demo, tmp_path / "copy")
     for name in SIZES:
         assert (tmp_path / "copy" / name).read_bytes() == (demo / name).read_bytes()
     copied_anew = {name for name in SIZES if (tmp_path / "copy" / name).stat().st_mtime_ns != before.get(name)}
@@ -380,30 +392,19 @@ def test_of_another_model_that_crashed_nothing_is_taken(demo: Path, tmp_path: Pa
     (source / "config.json").write_bytes(changed)
     os.utime(source / "config.json", (LONG_AGO_S, LONG_AGO_S))
     crash_of_a_copy(demo, tmp_path / "copy", tmp_path)
-    assert fetch(tmp_path, source, tmp_path / "copy").returncode == 0
+    assert filled(source, tmp_path / "copy")
     assert (tmp_path / "copy" / "config.json").read_bytes() == changed
 
 
-@pytest.mark.parametrize(("free_bytes", "status"), [(1_000_000, 0), (100_000, 1)])
 def test_what_is_there_of_a_copy_that_crashed_needs_no_room_again(
-    demo: Path, tmp_path: Path, free_bytes: int, status: int
+    demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gathered = crash_of_a_copy(demo, tmp_path / "copy", tmp_path)
     os.truncate(gathered / "model.safetensors", SIZES["model.safetensors"] - 500_000)
-    script = (
-        "import shutil, sys\nfrom types import SimpleNamespace\n"
-        "shutil.disk_usage = lambda _: SimpleNamespace(free=int(sys.argv[1]))\n"
-        "from fleet.cli import main\nmain(['fetch', *sys.argv[2:]])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(free_bytes), str(demo), str(tmp_path / "copy")],
-        env=environment(tmp_path),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == status, done.stderr
-    assert ("has no room: 0.5 MB are needed, 0.1 MB are free" in done.stderr) == (status == 1)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=100_000))
+    assert "has no room: 0.5 MB are needed, 0.1 MB are free" in refusal(demo, tmp_path / "copy")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1_000_000))
+    assert filled(demo, tmp_path / "copy")
 
 
 def test_a_download_that_is_cut_is_an_error_and_shows_nothing(hub: Standin, tmp_path: Path) -> None:
@@ -446,39 +447,30 @@ def test_of_two_models_for_one_folder_the_second_is_refused(hub: Standin, tmp_pa
     assert second.returncode == 1
 
 
-def test_a_volume_without_locks_is_filled_anyway(tmp_path: Path) -> None:
+def test_a_volume_without_locks_is_filled_anyway(demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some network file systems have no locks; a warning says so, because two fetches could then collide."""
-    script = (
-        "import errno, fcntl, os, sys\ndef refuse(*_): raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))\n"
-        "fcntl.flock = refuse\nfrom fleet.cli import main\nmain(['fetch', *sys.argv[1:]])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script, "demo", str(tmp_path / "demo"), "--tokenizer-only"],
-        env=environment(tmp_path),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, visible(tmp_path / "demo")) == (0, OF_ROUTERS)
-    assert "is on a volume without locks (No locks available); let one process alone fill it\n" in done.stderr
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    said: list[str] = []
+    fetch_model(str(demo), tmp_path / "copy", tokenizer_only=True, revision=None, say=said.append)
+    assert visible(tmp_path / "copy") == OF_ROUTERS
+    assert said[0].endswith("is on a volume without locks (No locks available); let one process alone fill it")
 
 
 # ---- what cannot be
 
 
-def test_a_model_that_the_hub_does_not_have(hub: Standin, tmp_path: Path) -> None:
-    done = fetch(tmp_path, "org/other", tmp_path / "model", HF_ENDPOINT=hub.url)
-    assert done.returncode == 1
-    assert done.stderr == (
-        "Error: cannot get 'org/other' from the hub: there is none of this name, or it is private; "
-        "check the name, or set HF_TOKEN\n"
+def test_a_model_or_a_revision_that_the_hub_does_not_have(hub: Standin, tmp_path: Path) -> None:
+    assert hub.url
+    assert refusal("org/other", tmp_path / "model") == (
+        "cannot get 'org/other' from the hub: there is none of this name, or it is private; "
+        "check the name, or set HF_TOKEN"
     )
-
-
-def test_a_revision_that_it_does_not_have(hub: Standin, tmp_path: Path) -> None:
-    done = fetch(tmp_path, "org/name", tmp_path / "model", "--revision", "v9", HF_ENDPOINT=hub.url)
-    assert done.returncode == 1
-    assert "'org/name@v9' from the hub: it has no revision 'v9'; name a branch, a tag or a commit" in done.stderr
+    said = refusal("org/name", tmp_path / "model", revision="v9")
+    assert "'org/name@v9' from the hub: it has no revision 'v9'; name a branch, a tag or a commit" in said
 
 
 @pytest.mark.parametrize(
@@ -508,24 +500,19 @@ def test_a_model_without_a_tokenizer_or_a_configuration(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     (source / "q4.gguf").touch()
-    done = fetch(tmp_path, source, tmp_path / "model", "--tokenizer-only")
-    assert (done.returncode, "has no tokenizer.json, but q4.gguf: name that file" in done.stderr) == (
-        1,
-        True,
-    )
-    done = fetch(tmp_path, source, tmp_path / "model")
-    assert (done.returncode, "has no config.json" in done.stderr) == (1, True)
+    said = refusal(source, tmp_path / "model", tokenizer_only=True)
+    assert "has no tokenizer.json, but q4.gguf: name that file" in said
+    assert "has no config.json" in refusal(source, tmp_path / "model")
 
 
 def test_a_model_without_weights(demo: Path, tmp_path: Path) -> None:
     """Unless they are not asked for."""
     source = copy_of(demo, tmp_path / "source")
     (source / "model.safetensors").rename(source / "llama.gguf")
-    done = fetch(tmp_path, source, tmp_path / "model")
-    said = f"Error: {source} has no weights in safetensors, but llama.gguf: name that file as --model"
-    assert (done.returncode, done.stderr.startswith(said)) == (1, True)
-    assert done.stderr.endswith("; add them, or take only its --tokenizer-only\n")
-    assert fetch(tmp_path, source, tmp_path / "model", "--tokenizer-only").returncode == 0
+    said = refusal(source, tmp_path / "model")
+    assert said.startswith(f"{source} has no weights in safetensors, but llama.gguf: name that file as --model")
+    assert said.endswith("; add them, or take only its --tokenizer-only")
+    assert filled(source, tmp_path / "model", tokenizer_only=True)
 
 
 def test_a_link_that_leads_nowhere(demo: Path, tmp_path: Path) -> None:
@@ -533,10 +520,9 @@ def test_a_link_that_leads_nowhere(demo: Path, tmp_path: Path) -> None:
     source = copy_of(demo, tmp_path / "source")
     (source / "model-2.safetensors").symlink_to("../blobs/0")
     (source / "README.md").symlink_to("../blobs/1")
-    done = fetch(tmp_path, source, tmp_path / "model")
-    said = f"Error: {source} has 'model-2.safetensors' as a link that leads nowhere; put the file there\n"
-    assert (done.returncode, done.stderr) == (1, said)
-    assert fetch(tmp_path, source, tmp_path / "model", "--tokenizer-only").returncode == 0
+    said = f"{source} has 'model-2.safetensors' as a link that leads nowhere; put the file there"
+    assert refusal(source, tmp_path / "model") == said
+    assert filled(source, tmp_path / "model", tokenizer_only=True)
 
 
 def sharded(model: Path, folder: Path) -> Path:
@@ -550,22 +536,19 @@ def sharded(model: Path, folder: Path) -> Path:
 
 def test_a_folder_without_a_shard_that_its_index_names(demo: Path, tmp_path: Path) -> None:
     source = sharded(demo, tmp_path / "source")
-    done = fetch(tmp_path, source, tmp_path / "model")
-    assert done.returncode == 1
     said = f"{source} has no 'model-2.safetensors', which its model.safetensors.index.json names; get the rest of its"
-    assert said in done.stderr
+    assert said in refusal(source, tmp_path / "model")
     assert not (tmp_path / "model" / ".warmroute" / "files" / "model-1.safetensors").exists()
     (source / "model-2.safetensors").write_text("x")
-    assert fetch(tmp_path, source, tmp_path / "model").returncode == 0
+    assert filled(source, tmp_path / "model")
     (source / "model.safetensors.index.json").write_text("[")
-    done = fetch(tmp_path, source, tmp_path / "other")
-    assert (done.returncode, "index.json' is not the index of a checkpoint: " in done.stderr) == (1, True)
+    assert "index.json' is not the index of a checkpoint: " in refusal(source, tmp_path / "other")
 
 
-def test_a_model_of_the_hub_without_a_shard_that_its_index_names(demo: Path, tmp_path: Path) -> None:
+def test_a_model_of_the_hub_without_a_shard_that_its_index_names(hub: Standin, demo: Path, tmp_path: Path) -> None:
     source = sharded(demo, tmp_path / "source")
-    with standing_in({file.name: file.read_bytes() for file in source.iterdir()}) as hub:
-        done = fetch(tmp_path, "org/name", tmp_path / "model", HF_ENDPOINT=hub.url)
+    hub.files = {file.name: file.read_bytes() for file in source.iterdir()}
+    done = fetch(tmp_path, "org/name", tmp_path / "model", HF_ENDPOINT=hub.url)
     assert (done.returncode, "org/name has no 'model-2.safetensors', which its model.s" in done.stderr) == (1, True)
     assert visible(tmp_path / "model") == set()
 
@@ -574,55 +557,58 @@ def test_a_file_that_cannot_be_read_is_named(demo: Path, tmp_path: Path) -> None
     """And not the folder that it is copied into."""
     source = copy_of(demo, tmp_path / "source")
     (source / "vocab.json").symlink_to("/proc/self/mem")  # whose first page nobody can read
-    done = fetch(tmp_path, source, tmp_path / "model")
-    said = f"Error: cannot read '{source}/vocab.json': Input/output error; make it readable, or name another model\n"
-    assert (done.returncode, done.stderr.splitlines(keepends=True)[-1]) == (1, said)
+    said = f"cannot read '{source}/vocab.json': Input/output error; make it readable, or name another model"
+    assert refusal(source, tmp_path / "model") == said
 
 
 def test_a_folder_with_other_files_is_left_alone(demo: Path, tmp_path: Path) -> None:
     """Ignore files that every volume has."""
     (tmp_path / "model" / "lost+found").mkdir(parents=True)
     (tmp_path / "model" / "..data").mkdir()
-    assert fetch(tmp_path, demo, tmp_path / "model", "--tokenizer-only").returncode == 0
-    done = fetch(tmp_path, "demo", tmp_path / "model")
-    assert (done.returncode, f"holds {demo}, not demo-1; remove it, or name another" in done.stderr) == (1, True)
+    assert filled(demo, tmp_path / "model", tokenizer_only=True)
+    assert f"holds {demo}, not demo-1; remove it, or name another" in refusal("demo", tmp_path / "model")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").touch()
-    done = fetch(tmp_path, "demo", tmp_path / "full")
-    assert (done.returncode, "holds 'mine.txt' already, from elsewhere; name a folder that" in done.stderr) == (1, True)
+    said = refusal("demo", tmp_path / "full")
+    assert "holds 'mine.txt' already, from elsewhere; name a folder that" in said
     assert visible(tmp_path / "full") == {"mine.txt"}
 
 
 def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    done = fetch(tmp_path, "demo", tmp_path / "file" / "model")
-    assert done.returncode == 1
-    assert "Not a directory" in done.stderr and "; name a folder that can be written to" in done.stderr
+    said = refusal("demo", tmp_path / "file" / "model")
+    assert "Not a directory" in said and "; name a folder that can be written to" in said
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("model", "folder", "revision", "said"),
     [
-        (["llama", "new"], "'llama' is no model; name a folder, a model of the hub such as ORG/NAME, smollm2 or demo"),
-        (["./none", "new"], "./none does not exist; name the folder of a model, or a hub id such as org/name"),
-        (["file.gguf", "new"], "file.gguf is a file; name the folder of a model"),
-        (["demo", "file.gguf"], "'file.gguf' is a file; name a folder"),
-        (["model", "model/copy"], "'model/copy' and 'model' lie in each other; choose another folder"),
-        (["demo", "new", "--revision", "v1"], "'demo' has no revisions, and --revision is 'v1'"),
+        ("llama", "new", None, "'llama' is no model; name a folder, a model of the hub such as ORG/NAME, smollm2"),
+        ("./none", "new", None, "./none does not exist; name the folder of a model, or a hub id such as org/name"),
+        ("file.gguf", "new", None, "file.gguf is a file; name the folder of a model"),
+        ("demo", "file.gguf", None, "'file.gguf' is a file; name a folder"),
+        ("model", "model/copy", None, "'model/copy' and 'model' lie in each other; choose another folder"),
+        ("demo", "new", "v1", "'demo' has no revisions, and --revision is 'v1'"),
     ],
 )
-def test_unusable_values_are_reported(tmp_path: Path, arguments: list[str], said: str) -> None:
+def test_unusable_values_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, folder: str, revision: str | None, said: str
+) -> None:
     (tmp_path / "file.gguf").touch()
     (tmp_path / "model").mkdir()
-    done = subprocess.run(
-        command(*arguments), cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2, done.stderr
-    assert said in done.stderr
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((Unusable, ValueError), match=re.escape(said)):
+        filled(model, Path(folder), revision=revision)
     assert not (tmp_path / "new").exists()
 
 
+def test_a_value_that_is_unusable_ends_the_command(tmp_path: Path) -> None:
+    done = fetch(tmp_path, "llama", tmp_path / "new")
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: 'llama' is no model; name a folder")
+
+
 def test_a_disk_that_is_too_small_is_noticed_before_anything_is_fetched(tmp_path: Path) -> None:
-    with pytest.raises(files.FetchFailed, match=r"has no room: .* GB are needed, .* are free; make room, or name"):
-        fetch_module.refuse_full(tmp_path, 10**18)
-    fetch_module.refuse_full(tmp_path, 1)
+    with pytest.raises(FetchFailed, match=r"has no room: .* GB are needed, .* are free; make room, or name"):
+        refuse_full(tmp_path, 10**18)
+    refuse_full(tmp_path, 1)

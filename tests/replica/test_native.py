@@ -24,8 +24,9 @@ from tests.events.processes import wait_until
 from tests.replica.engines import MODEL, SIZE, chain, forged
 from tests.replica.lora.adapters import saved_adapter
 from tests.replica.models import VOCABULARY, Answer, finish, saved
+from tests.replica.models import ask as ask_engine
 from tests.replica.models import native as engine_of
-from tests.replica.natives import SMALL, Native, ask, completion, native, refused, tokens
+from tests.replica.natives import SMALL, Native, ask, completion, failed, native, tokens
 
 real_processes = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 GREEDY = Sampling(max_tokens=12, temperature=0.0, top_logprobs=3)
@@ -98,6 +99,22 @@ def test_believing_a_forged_hash_would_change_the_answer(folder: Path, monkeypat
     answer = serve(engine, forged(OTHER, victim))
     assert answer.cached_tokens == 40
     assert answer.token_ids != expected.token_ids
+
+
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        ({"enable_prefix_caching": False, "enable_partial_reuse": False}, (0, 0)),
+        ({"enable_partial_reuse": False}, (64, 32)),
+        ({}, (74, 37)),
+    ],
+    ids=["off", "whole blocks", "partial"],
+)
+def test_as_much_is_cached_as_the_settings_say(folder: Path, settings: dict[str, Any], found: tuple[int, int]) -> None:
+    engine, shared = engine_of(folder, **settings), prompt(75, 5)
+    ask_engine(engine, [shared])
+    again, fork = (ask_engine(engine, [asked])[0].cached_tokens for asked in (shared, [*shared[:37], 5, 6, 7]))
+    assert (again, fork) == found
 
 
 # ---- what a process holds
@@ -195,9 +212,14 @@ def test_on_a_cpu_the_cache_has_a_gigabyte_if_nothing_is_reported(folder: Path) 
     assert 0.99e9 < kv_bytes <= 1e9
 
 
+def test_more_blocks_than_memory_are_refused(folder: Path) -> None:
+    with pytest.raises(MemoryError, match="lower --kv-cache-gb or --num-blocks"):
+        engine_of(folder, num_blocks=10**9)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_reported(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"--device cuda: torch .* sees no GPU here; use --device cpu, or fix it"):
         engine_of(folder, device="cuda")
-    status, said = refused("--model", folder, "--device", "cuda")
+    status, said = failed("--model", folder, "--device", "cuda")
     assert status == 1 and "Error: the engine cannot start: --device cuda: torch" in said

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from pathlib import Path
@@ -24,7 +25,7 @@ from api.native import (
 from replica.server import load_prompts
 from tests.api.tokenizers import byte_level
 from tests.events.processes import wait_until
-from tests.replica.serving import MODEL, SLOW, Replica, config, replica
+from tests.replica.serving import KEY, MODEL, SLOW, Replica, config, replica
 
 
 def completion(**fields: Any) -> dict[str, Any]:
@@ -250,18 +251,23 @@ def test_a_prompt_that_is_cached_has_its_log_probabilities_too(served: Replica) 
     assert len(first["choices"][0]["prompt_logprobs"]) == first["usage"]["prompt_tokens"]
 
 
-def test_a_chat_without_max_tokens_may_use_what_is_left() -> None:
-    with replica(max_model_len=100, num_blocks=64) as small:
-        answer = small.post("/v1/chat/completions", chat(max_tokens=None)).json
-        assert answer["usage"]["total_tokens"] == 100
-        assert answer["choices"][0]["finish_reason"] == "length"
-        too_much = small.post("/v1/chat/completions", chat(max_completion_tokens=90))
-        assert (too_much.status, too_much.error["param"]) == (400, "max_completion_tokens")
-        assert "100" in too_much.error["message"] and "90" in too_much.error["message"]
-        too_long = small.post("/v1/completions", completion(prompt="x" * 200))
-        assert (too_long.status, too_long.error["code"]) == (400, "context_length_exceeded")
-        fitting = small.post("/v1/completions", completion(prompt="x" * 89, max_tokens=None)).json
-        assert fitting["usage"]["total_tokens"] == 100, "the default of 16 tokens is cut to the remaining context"
+@pytest.fixture(scope="module")
+def small() -> Iterator[Replica]:
+    with replica(max_model_len=100, num_blocks=64, http={"max_body_bytes": 1000}) as running:
+        yield running
+
+
+def test_a_chat_without_max_tokens_may_use_what_is_left(small: Replica) -> None:
+    answer = small.post("/v1/chat/completions", chat(max_tokens=None)).json
+    assert answer["usage"]["total_tokens"] == 100
+    assert answer["choices"][0]["finish_reason"] == "length"
+    too_much = small.post("/v1/chat/completions", chat(max_completion_tokens=90))
+    assert (too_much.status, too_much.error["param"]) == (400, "max_completion_tokens")
+    assert "100" in too_much.error["message"] and "90" in too_much.error["message"]
+    too_long = small.post("/v1/completions", completion(prompt="x" * 200))
+    assert (too_long.status, too_long.error["code"]) == (400, "context_length_exceeded")
+    fitting = small.post("/v1/completions", completion(prompt="x" * 89, max_tokens=None)).json
+    assert fitting["usage"]["total_tokens"] == 100, "the default of 16 tokens is cut to the remaining context"
 
 
 def test_tokenize_and_detokenize_are_inverse(served: Replica) -> None:
@@ -317,40 +323,41 @@ def test_any_content_type_is_taken_for_json(served: Replica) -> None:
     assert served.post("/v1/completions", completion(), **headers).status == 200
 
 
-def test_a_body_over_the_limit_is_refused_while_it_comes() -> None:
-    with replica(http={"max_body_bytes": 1000}) as small:
-        declared = small.post("/v1/completions", completion(prompt="x" * 2000))
-        assert (declared.status, declared.error["code"]) == (413, "body_too_large")
-        pieces = iter([b" " * 600] * 2)  # chunked: no length is declared
-        assert small.post("/v1/completions", pieces).status == 413
-        assert small.post("/v1/completions", completion()).status == 200
+def test_a_body_over_the_limit_is_refused_while_it_comes(small: Replica) -> None:
+    declared = small.post("/v1/completions", completion(prompt="x" * 2000))
+    assert (declared.status, declared.error["code"]) == (413, "body_too_large")
+    pieces = iter([b" " * 600] * 2)  # chunked: no length is declared
+    assert small.post("/v1/completions", pieces).status == 413
+    assert small.post("/v1/completions", completion()).status == 200
 
 
-def test_a_key_is_asked_for_everywhere_but_at_the_probes() -> None:
-    with replica(http={"api_key": "secret"}) as guarded:
-        for path in ("/health", "/ready", "/metrics"):
-            assert guarded.get(path).status == 200
-        for path in ("/v1/models", "/load", "/version", "/openapi.json", "/nowhere"):
-            refused = guarded.get(path)
-            assert (refused.status, refused.error["code"]) == (401, "invalid_api_key")
-            assert refused.headers["www-authenticate"] == "Bearer"
-        assert guarded.post("/v1/completions", completion(), Authorization="Bearer wrong").status == 401
-        assert guarded.post("/v1/completions", completion(), Authorization="Bearer secret").status == 200
+WITH_KEY = {"Authorization": f"Bearer {KEY}"}
 
 
-def test_a_full_queue_is_reported_with_the_time_to_come_back() -> None:
-    with replica(SLOW, max_num_seqs=1, max_waiting=1) as busy:
-        connection, response = busy.open("POST", "/v1/completions", completion(max_tokens=2000, stream=True))
-        many = busy.post("/v1/completions", completion(n=2))
-        assert (many.status, many.error["type"], many.error["code"]) == (429, "rate_limit_error", "queue_full")
-        assert int(many.headers["retry-after"]) >= 1
-        streamed = busy.post("/v1/completions", completion(n=2, stream=True))
-        assert streamed.status == 429, "only one of two fits: both are rejected"
-        assert 'finished_reason="error",model_name="demo"} 0.0' in busy.get("/metrics").body.decode()
-        response.close()
-        connection.close()
-        busy.wait_idle()  # the one of the two that had been taken was cancelled, too
-        assert busy.post("/v1/completions", completion(max_tokens=1)).status == 200
+def test_a_key_is_asked_for_everywhere_but_at_the_probes(guarded: Replica) -> None:
+    for path in ("/health", "/ready", "/metrics"):
+        assert guarded.get(path).status == 200
+    for path in ("/v1/models", "/load", "/version", "/openapi.json", "/nowhere"):
+        refused = guarded.get(path)
+        assert (refused.status, refused.error["code"]) == (401, "invalid_api_key")
+        assert refused.headers["www-authenticate"] == "Bearer"
+    assert guarded.post("/v1/completions", completion(), Authorization="Bearer wrong").status == 401
+    assert guarded.post("/v1/completions", completion(), **WITH_KEY).status == 200
+
+
+def test_a_full_queue_is_reported_with_the_time_to_come_back(guarded: Replica) -> None:
+    endless = completion(max_tokens=2000, stream=True)
+    connection, response = guarded.open("POST", "/v1/completions", endless, WITH_KEY)
+    many = guarded.post("/v1/completions", completion(n=2), **WITH_KEY)
+    assert (many.status, many.error["type"], many.error["code"]) == (429, "rate_limit_error", "queue_full")
+    assert int(many.headers["retry-after"]) >= 1
+    streamed = guarded.post("/v1/completions", completion(n=2, stream=True), **WITH_KEY)
+    assert streamed.status == 429, "only one of two fits: both are rejected"
+    assert 'finished_reason="error",model_name="demo"} 0.0' in guarded.get("/metrics").body.decode()
+    response.close()
+    connection.close()
+    guarded.wait_idle()  # the one of the two that had been taken was cancelled, too
+    assert guarded.post("/v1/completions", completion(max_tokens=1), **WITH_KEY).status == 200
 
 
 def test_a_request_that_can_never_fit_is_refused_with_the_numbers() -> None:
@@ -360,17 +367,17 @@ def test_a_request_that_can_never_fit_is_refused_with_the_numbers() -> None:
         assert "length is 64" in answer.error["message"]  # 4 blocks of 16
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_gives_its_blocks_back(stream: bool) -> None:
+def test_clients_that_leave_give_their_blocks_back() -> None:
     with replica(SLOW) as slow:
-        connection = HTTPConnection("127.0.0.1", slow.port)
-        connection.request("POST", "/v1/completions", json.dumps(completion(max_tokens=4000, n=3, stream=stream)))
-        wait_until(lambda: slow.load()["load"]["running"] == 3, "the request runs")
-        connection.close()
-        slow.wait_idle()
+        for stream in (True, False):
+            connection = HTTPConnection("127.0.0.1", slow.port)
+            connection.request("POST", "/v1/completions", json.dumps(completion(max_tokens=4000, n=3, stream=stream)))
+            wait_until(lambda: slow.load()["load"]["running"] == 3, "the request runs")
+            connection.close()
+            slow.wait_idle()
         metrics = slow.get("/metrics").body.decode()
-        assert f'warmroute:client_disconnects_total{{model_name="{MODEL}"}} 1.0' in metrics
-        assert f'vllm:request_success_total{{finished_reason="abort",model_name="{MODEL}"}} 3.0' in metrics
+        assert f'warmroute:client_disconnects_total{{model_name="{MODEL}"}} 2.0' in metrics
+        assert f'vllm:request_success_total{{finished_reason="abort",model_name="{MODEL}"}} 6.0' in metrics
 
 
 async def test_clients_that_leave_at_random_leave_nothing_behind(served: Replica) -> None:

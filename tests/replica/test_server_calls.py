@@ -27,6 +27,12 @@ def parsing() -> Iterator[Replica]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def successor() -> Iterator[Replica]:
+    with replica(http=PARSERS) as running:
+        yield running
+
+
 def request(**fields: Any) -> dict[str, Any]:
     asked = {"messages": [{"role": "user", "content": "x"}], "tools": TOOLS, "max_tokens": 200, "seed": 3}
     return {"model": MODEL, **asked, **fields}
@@ -51,14 +57,13 @@ def test_without_a_parser_it_is_text() -> None:
 
 
 @pytest.mark.parametrize("before", [1, 30, len(BEGINNING)])
-def test_a_stream_cut_within_a_call_continues_byte_for_byte(parsing: Replica, before: int) -> None:
+def test_a_stream_cut_within_a_call_continues_byte_for_byte(parsing: Replica, successor: Replica, before: int) -> None:
     body = request(stream=True, max_tokens=before + 40)
     beginning = pack_ids(BEGINNING.encode()[:before])
     whole = frames(parsing, PATH, body, [beginning])
-    with replica(http=PARSERS) as successor:
-        for cut in range(0, len(whole), 3):
-            after = frames(successor, PATH, body, [beginning + said(whole[:cut], 1)[0]])
-            assert without_cached(payload(whole[:cut]) + payload(after)) == without_cached(payload(whole)), cut
+    for cut in range(0, len(whole), 3):
+        after = frames(successor, PATH, body, [beginning + said(whole[:cut], 1)[0]])
+        assert without_cached(payload(whole[:cut]) + payload(after)) == without_cached(payload(whole)), cut
 
 
 def test_arguments_come_in_pieces(parsing: Replica) -> None:

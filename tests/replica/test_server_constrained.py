@@ -11,7 +11,6 @@ import pytest
 
 from api.native import FRAMES_TYPE, REQUEST_TYPE, FrameReader, Native, envelope
 from tests.replica.grammar.constraints import CHOICES, LIST, WEATHER
-from tests.replica.natives import native
 from tests.replica.serving import FAST, Answer, Replica, replica
 
 TOOLS = [
@@ -20,18 +19,6 @@ TOOLS = [
 ]
 FORMAT = {"type": "json_schema", "json_schema": {"name": "weather", "schema": WEATHER}}
 HEADERS = {"Content-Type": REQUEST_TYPE, "Accept": FRAMES_TYPE}
-
-
-@pytest.fixture(scope="module")
-def demo() -> Iterator[Replica]:
-    with native("demo") as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def second() -> Iterator[Replica]:
-    with native("demo") as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +50,7 @@ def calls(answer: Answer, finish_reason: str) -> list[tuple[str, Any]]:
     return [(function["name"], json.loads(function["arguments"])) for function in functions]
 
 
-@pytest.mark.parametrize("name", ["demo", "simulated"])
+@pytest.mark.parametrize("name", ["origin", "simulated"])
 def test_every_field_is_honoured(name: str, request: pytest.FixtureRequest) -> None:
     served: Replica = request.getfixturevalue(name)
     for content in said(chat(served, response_format=FORMAT, n=3)):
@@ -77,55 +64,55 @@ def test_every_field_is_honoured(name: str, request: pytest.FixtureRequest) -> N
     )
     assert called == "weather"
     jsonschema.validate(arguments, WEATHER)
-    close = {str(ord("]")): 20} if name == "demo" else {}  # one that says nothing of its own would go on
+    close = {str(ord("]")): 20} if name == "origin" else {}  # one that says nothing of its own would go on
     for called, arguments in calls(chat(served, tools=TOOLS, tool_choice="required", logit_bias=close), "tool_calls"):
         jsonschema.validate(arguments, WEATHER if called == "weather" else {"const": {}})
     answer = served.post("/v1/completions", {"model": "demo", "prompt": "x", "guided_choice": ["a", "b"]})
     assert answer.json["choices"][0]["text"] in ("a", "b")
 
 
-def test_an_answer_of_one_call_ends_after_it(demo: Replica) -> None:
+def test_an_answer_of_one_call_ends_after_it(origin: Replica) -> None:
     fields = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 200, "n": 3}
-    answer = chat(demo, **fields, seed=0)
+    answer = chat(origin, **fields, seed=0)
     assert answer.status == 200, answer.body
     for choice in answer.json["choices"]:
         assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
         assert len(choice["message"]["tool_calls"]) == 1
 
 
-@pytest.mark.parametrize("name", ["demo", "simulated"])
+@pytest.mark.parametrize("name", ["origin", "simulated"])
 def test_any_object_ends(name: str, request: pytest.FixtureRequest) -> None:
     served: Replica = request.getfixturevalue(name)
-    close = {str(ord("}")): 20} if name == "demo" else {}
+    close = {str(ord("}")): 20} if name == "origin" else {}
     [found] = said(chat(served, response_format={"type": "json_object"}, logit_bias=close, max_tokens=2000))
     assert isinstance(json.loads(found), dict)
 
 
-def test_a_schema_that_cannot_be_compiled_is_quoted(demo: Replica) -> None:
+def test_a_schema_that_cannot_be_compiled_is_quoted(origin: Replica) -> None:
     schema = {"type": "object", "properties": {"a": {"items": {"type": "strin"}}}}
-    answer = chat(demo, response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
+    answer = chat(origin, response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
     assert answer.status == 400
     assert answer.error["param"] == "response_format.json_schema.schema"
     assert answer.error["message"].endswith("cannot be compiled: at $.properties.a.items: Invalid type: strin")
-    assert chat(demo, guided_regex="(a").status == chat(demo, guided_grammar="start: b").status == 400
+    assert chat(origin, guided_regex="(a").status == chat(origin, guided_grammar="start: b").status == 400
 
 
-def test_a_constraint_that_meets_a_limit_is_counted(demo: Replica) -> None:
+def test_a_constraint_that_meets_a_limit_is_counted(origin: Replica) -> None:
     counted = 'warmroute:constraint_limits_total{limit="size",model_name="demo"} 1.0'
-    assert counted not in demo.get("/metrics").body.decode()
-    assert chat(demo, guided_choice=[f"choice {number}" for number in range(4000)]).status == 400
-    assert counted in demo.get("/metrics").body.decode()
+    assert counted not in origin.get("/metrics").body.decode()
+    assert chat(origin, guided_choice=[f"choice {number}" for number in range(4000)]).status == 400
+    assert counted in origin.get("/metrics").body.decode()
 
 
-def test_a_stop_string_ends_it_early_and_log_probabilities_are_finite(demo: Replica) -> None:
-    answer = chat(demo, response_format=FORMAT, stop='"days', logprobs=True, top_logprobs=20)
+def test_a_stop_string_ends_it_early_and_log_probabilities_are_finite(origin: Replica) -> None:
+    answer = chat(origin, response_format=FORMAT, stop='"days', logprobs=True, top_logprobs=20)
     [content] = said(answer)
     assert '"city"' in content and "days" not in content
     logprobs = answer.json["choices"][0]["logprobs"]["content"]
     assert all(token["logprob"] > -100 and len(token["top_logprobs"]) == 20 for token in logprobs)
 
 
-def test_a_stream_continues_on_another_replica_byte_for_byte(demo: Replica, second: Replica) -> None:
+def test_a_stream_continues_on_another_replica_byte_for_byte(origin: Replica, successor: Replica) -> None:
     body = json.dumps(asked(response_format=FORMAT, stream=True)).encode()
 
     def frames(served: Replica, resume: list[bytes]) -> tuple[list[bytes], list[bytes]]:
@@ -135,11 +122,11 @@ def test_a_stream_continues_on_another_replica_byte_for_byte(demo: Replica, seco
         received = FrameReader().feed(answer.body)
         return [frame.payload for frame in received], [frame.packed_ids for frame in received]
 
-    payloads, ids = frames(demo, [])
+    payloads, ids = frames(origin, [])
     for cut in range(1, len(payloads), 1 + len(payloads) // 4):
-        after, _ = frames(second, [b"".join(ids[:cut])])
+        after, _ = frames(successor, [b"".join(ids[:cut])])
         assert b"".join(payloads[:cut] + after) == b"".join(payloads), cut
-    wrong = served_status(second, body, Native(resume_token_ids=[b"A\0\0\0"]))
+    wrong = served_status(successor, body, Native(resume_token_ids=[b"A\0\0\0"]))
     assert wrong.status == 400 and "does not allow" in wrong.error["message"]
 
 
@@ -147,12 +134,12 @@ def served_status(served: Replica, body: bytes, given: Native) -> Answer:
     return served.post("/v1/chat/completions", envelope(given) + body, **HEADERS)
 
 
-def test_clients_that_leave_while_a_constraint_is_compiled_leave_nothing(demo: Replica) -> None:
+def test_clients_that_leave_while_a_constraint_is_compiled_leave_nothing(origin: Replica) -> None:
     for number in range(5):
         schema = {"enum": [f"value {number} {index}" for index in range(500)]}
-        connection = HTTPConnection(demo.host, demo.port)
+        connection = HTTPConnection(origin.host, origin.port)
         body = json.dumps(asked(guided_json=schema)).encode()
         connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
         connection.close()
-    assert said(chat(demo, guided_choice=["done"])) == ["done"]
-    demo.wait_idle()
+    assert said(chat(origin, guided_choice=["done"])) == ["done"]
+    origin.wait_idle()

@@ -1,34 +1,31 @@
 """Anthropic's own client, unchanged, against a real replica."""
 
-import json
-import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING
 
-import anthropic
 import pytest
-from anthropic import Anthropic
-from anthropic.types import MessageParam, ToolParam
 
-from api.native import FRAMES_TYPE, REQUEST_TYPE, Frame, FrameReader, Native, envelope
-from tests.replica.serving import MODEL, Replica, replica
+from tests.replica.serving import KEY, MODEL, Replica
+
+if TYPE_CHECKING:  # it takes a second, which each test process would need
+    from anthropic import Anthropic
+    from anthropic.types import MessageParam, ToolParam
 
 MORE = {"ignore_eos": True, "seed": 1}
-HELLO: list[MessageParam] = [{"role": "user", "content": "hello"}]
-TOOL: ToolParam = {"name": "look", "description": "Look.", "input_schema": {"type": "object", "properties": {}}}
-CACHED = re.compile(rb'"input_tokens":\d+,|"cache_read_input_tokens":\d+,')
-HALVES = (0x80, 0xE0)  # beginnings and ends of two-byte characters
-HEADERS = {"Content-Type": REQUEST_TYPE, "Accept": FRAMES_TYPE}
+HELLO: "list[MessageParam]" = [{"role": "user", "content": "hello"}]
+TOOL: "ToolParam" = {"name": "look", "description": "Look.", "input_schema": {"type": "object", "properties": {}}}
 
 
 @pytest.fixture
-def client(served: Replica) -> Iterator[Anthropic]:
+def client(served: Replica) -> "Iterator[Anthropic]":
+    from anthropic import Anthropic
+
     with Anthropic(base_url=served.url, api_key="none", max_retries=0) as made:
         yield made
 
 
-def test_a_message_is_the_same_whole_and_streamed(client: Anthropic) -> None:
+def test_a_message_is_the_same_whole_and_streamed(client: "Anthropic") -> None:
     whole = client.messages.create(model=MODEL, max_tokens=12, messages=HELLO, system="Be brief.", extra_body=MORE)
     assert whole.id.startswith("msg_")
     assert (whole.role, whole.type, whole.stop_reason, whole.stop_sequence) == (
@@ -49,7 +46,7 @@ def test_a_message_is_the_same_whole_and_streamed(client: Anthropic) -> None:
     assert streamed.stop_reason == "max_tokens" and streamed.usage.output_tokens == 12
 
 
-def test_usage_tells_cached_tokens_apart(client: Anthropic) -> None:
+def test_usage_tells_cached_tokens_apart(client: "Anthropic") -> None:
     conversation: list[MessageParam] = [{"role": "user", "content": "Count what was cached. " * 20}]
     asked = {"model": MODEL, "messages": conversation}
     count = client.messages.count_tokens(**asked).input_tokens  # type: ignore[arg-type]
@@ -60,7 +57,7 @@ def test_usage_tells_cached_tokens_apart(client: Anthropic) -> None:
     assert second.cache_creation_input_tokens == 0
 
 
-def test_a_stop_sequence_is_named(client: Anthropic) -> None:
+def test_a_stop_sequence_is_named(client: "Anthropic") -> None:
     free = client.messages.create(model=MODEL, max_tokens=30, messages=HELLO, extra_body=MORE)
     text = free.content[0].to_dict()["text"]
     assert isinstance(text, str)
@@ -70,7 +67,7 @@ def test_a_stop_sequence_is_named(client: Anthropic) -> None:
     assert answer.content[0].to_dict()["text"] == text[: text.index(stop)]
 
 
-def test_a_conversation_with_tools_and_thoughts_is_read(client: Anthropic) -> None:
+def test_a_conversation_with_tools_and_thoughts_is_read(client: "Anthropic") -> None:
     conversation: list[MessageParam] = [
         *HELLO,
         {
@@ -88,14 +85,16 @@ def test_a_conversation_with_tools_and_thoughts_is_read(client: Anthropic) -> No
     assert answer.usage.input_tokens > client.messages.count_tokens(model=MODEL, messages=HELLO).input_tokens
 
 
-def test_a_limit_beyond_the_models_length_is_its_length(client: Anthropic) -> None:
+def test_a_limit_beyond_the_models_length_is_its_length(client: "Anthropic") -> None:
     answer = client.messages.create(
         model=MODEL, max_tokens=10**6, messages=HELLO, timeout=20, extra_body={"ignore_eos": False}
     )
     assert answer.stop_reason in ("end_turn", "max_tokens")
 
 
-def test_errors_are_those_that_the_client_knows(client: Anthropic) -> None:
+def test_errors_are_those_that_the_client_knows(client: "Anthropic") -> None:
+    import anthropic
+
     with pytest.raises(anthropic.NotFoundError) as not_there:
         client.messages.create(model="other", max_tokens=4, messages=HELLO)
     assert isinstance(not_there.value.body, dict)
@@ -110,7 +109,9 @@ def test_errors_are_those_that_the_client_knows(client: Anthropic) -> None:
         client.messages.create(model=MODEL, max_tokens=4, messages=[{"role": "user", "content": "x" * 40_000}])
 
 
-def test_the_models_are_listed_in_the_clients_own_shape(client: Anthropic) -> None:
+def test_the_models_are_listed_in_the_clients_own_shape(client: "Anthropic") -> None:
+    import anthropic
+
     [model] = client.models.list()
     assert (model.type, model.id, model.display_name, model.max_input_tokens) == ("model", MODEL, MODEL, 8192)
     assert abs(model.created_at - datetime.now(UTC)) < timedelta(hours=1)
@@ -119,44 +120,16 @@ def test_the_models_are_listed_in_the_clients_own_shape(client: Anthropic) -> No
         client.models.retrieve("else")
 
 
-def test_the_clients_own_header_shows_the_key() -> None:
-    with replica(http={"api_key": "sk-1"}) as running:
-        with Anthropic(base_url=running.url, api_key="sk-1", max_retries=0) as client:
-            assert client.messages.create(model=MODEL, max_tokens=2, messages=HELLO).usage.output_tokens
-        with (
-            Anthropic(base_url=running.url, api_key="sk-2", max_retries=0) as client,
-            pytest.raises(anthropic.AuthenticationError),
-        ):
-            client.messages.create(model=MODEL, max_tokens=2, messages=HELLO)
-        twice = {"x-api-key": "sk-1", "Authorization": "Bearer sk-2"}
-        assert running.ask("GET", "/v1/models", headers=twice).status == 401
+def test_the_clients_own_header_shows_the_key(guarded: Replica) -> None:
+    import anthropic
+    from anthropic import Anthropic
 
-
-@pytest.fixture(scope="module")
-def halves() -> Iterator[Replica]:
-    with replica(vocabulary=HALVES) as running:
-        yield running
-
-
-def frames(served: Replica, body: dict[str, Any], resume: list[bytes] | None = None) -> list[Frame]:
-    native = Native(resume_token_ids=resume or [], response_id="msg_1", created=1)
-    answer = served.post("/v1/messages", envelope(native) + json.dumps(body).encode(), **HEADERS)
-    assert answer.status == 200, answer.body
-    return FrameReader().feed(answer.body)
-
-
-def said(received: list[Frame]) -> bytes:
-    """The client's bytes, without the counts that depend on the cache."""
-    return CACHED.sub(b"", b"".join(frame.payload for frame in received))
-
-
-@pytest.mark.parametrize(
-    "fields", [{}, {"stop_sequences": ["\ufffd\ufffd\ufffd"], "max_tokens": 60}, {"stream": False}]
-)
-def test_a_stream_cut_at_every_token_continues_byte_for_byte(halves: Replica, fields: dict[str, Any]) -> None:
-    body = {"model": MODEL, "messages": HELLO, "max_tokens": 24, "stream": True, **MORE, **fields}
-    whole = frames(halves, body)
-    for cut in range(len(whole)):
-        packed = b"".join(frame.packed_ids for frame in whole[:cut])
-        after = frames(halves, body, [packed])
-        assert said(whole[:cut] + after) == said(whole), cut
+    with Anthropic(base_url=guarded.url, api_key=KEY, max_retries=0) as client:
+        assert client.messages.create(model=MODEL, max_tokens=2, messages=HELLO).usage.output_tokens
+    with (
+        Anthropic(base_url=guarded.url, api_key="wrong", max_retries=0) as client,
+        pytest.raises(anthropic.AuthenticationError),
+    ):
+        client.messages.create(model=MODEL, max_tokens=2, messages=HELLO)
+    twice = {"x-api-key": KEY, "Authorization": "Bearer wrong"}
+    assert guarded.ask("GET", "/v1/models", headers=twice).status == 401

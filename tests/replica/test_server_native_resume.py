@@ -13,40 +13,19 @@ from typing import Any
 import pytest
 
 from api.native import FrameReader, Native, envelope
-from replica.model.demo import CACHE_VARIABLE
 from tests.events.processes import wait_until
-from tests.replica.natives import native
-from tests.replica.serving import MODEL, Replica
+from tests.replica.natives import demo
+from tests.replica.serving import Replica
 from tests.replica.test_server_resume import HEADERS, frames, in_order, payload, request, said, without_cached
 
-OPTIONS = ("--kv-cache-gb", 0.1, "--max-num-batched-tokens", 256)
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 PENALTIES = {"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.3}
 OTHERS = {"n": 3, "max_tokens": 1000, "ignore_eos": True, "stream": True, "seed": 4}
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
-def origin(cache: Path) -> Iterator[Replica]:
-    with native(MODEL, *OPTIONS, **{CACHE_VARIABLE: str(cache)}) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def successor(cache: Path, origin: Replica) -> Iterator[Replica]:
-    assert origin.ready_line  # it has made the model
-    with native(MODEL, *OPTIONS, **{CACHE_VARIABLE: str(cache)}) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def vocabulary(cache: Path, origin: Replica) -> dict[str, int]:
-    assert origin.ready_line
-    [folder] = cache.iterdir()
+def vocabulary(demo_cache: Path) -> dict[str, int]:
+    [folder] = demo_cache.iterdir()
     ids: dict[str, int] = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
     return ids
 
@@ -75,14 +54,16 @@ def forget(served: Replica) -> None:
     wait_until(lambda: served.post("/reset_prefix_cache").status == 200, "nothing of the cache is used")
 
 
-def assert_goes_on(origin: Replica, successor: Replica, path: str, body: dict[str, Any]) -> str:
-    """Cut the stream at a place, and return the client's text."""
+def assert_goes_on(
+    origin: Replica, successor: Replica, path: str, body: dict[str, Any], *, everywhere: bool = False
+) -> str:
+    """Cut the stream at several places, or between any two frames, and return the client's text."""
     n = body.get("n", 1)
     with in_company(origin):
         whole = frames(origin, path, body)
     text = without_cached(payload(whole))
-    for cut in range(0, len(whole), 1 if len(whole) < 30 else 3):
-        if cut % 2:
+    for number, cut in enumerate(range(0, len(whole), 1 if everywhere else 1 + len(whole) // 8)):
+        if number % 2:
             forget(successor)
         after = frames(successor, path, body, said(whole[:cut], n))
         joined = without_cached(payload(whole[:cut]) + payload(after))
@@ -128,14 +109,14 @@ def test_a_stop_string_that_is_cut_still_stops(
     body = request(COMPLETIONS, logit_bias=letters)
     text = origin.post(COMPLETIONS, body).json["choices"][0]["text"]
     stop = text[9:13]  # of four tokens
-    told = assert_goes_on(
-        origin, successor, COMPLETIONS, body | {"stream": True, "stop": stop, "include_stop_str_in_output": shown}
-    )
+    body |= {"stream": True, "stop": stop, "include_stop_str_in_output": shown}
+    told = assert_goes_on(origin, successor, COMPLETIONS, body, everywhere=True)
     assert f'"stop_reason":"{stop}"' in told
 
 
 def test_a_character_that_is_cut_is_whole_again(origin: Replica, successor: Replica, halves: dict[str, int]) -> None:
-    told = assert_goes_on(origin, successor, CHAT, request(CHAT, stream=True, logit_bias=halves, max_tokens=40))
+    body = request(CHAT, stream=True, logit_bias=halves, max_tokens=24)
+    told = assert_goes_on(origin, successor, CHAT, body, everywhere=True)
     assert "\ufffd" in told and any(character in told for character in "éăĩ")
 
 
@@ -149,10 +130,10 @@ def test_a_whole_answer_is_the_same_after_a_move(origin: Replica, successor: Rep
 
 
 @pytest.mark.chaos
-def test_a_stream_continues_after_its_replica_was_killed(cache: Path, successor: Replica) -> None:
+def test_a_stream_continues_after_its_replica_was_killed(demo_cache: Path, successor: Replica) -> None:
     body = request(COMPLETIONS, stream=True, max_tokens=300, ignore_eos=True, **PENALTIES)
     expected = payload(frames(successor, COMPLETIONS, body))
-    with native(MODEL, *OPTIONS, **{CACHE_VARIABLE: str(cache)}) as dying:
+    with demo(demo_cache) as dying:
         native_body = envelope(Native(response_id="cmpl-1", created=1)) + json.dumps(body).encode()
         connection, response = dying.open("POST", COMPLETIONS, native_body, HEADERS)
         reader = FrameReader()
@@ -161,7 +142,7 @@ def test_a_stream_continues_after_its_replica_was_killed(cache: Path, successor:
             seen += reader.feed(response.read1())
         dying.process.kill()
         connection.close()
-    with native(MODEL, *OPTIONS, **{CACHE_VARIABLE: str(cache)}) as fresh:
+    with demo(demo_cache) as fresh:
         after = frames(fresh, COMPLETIONS, body, said(seen, 1))
     assert 50 <= len(seen) < 300
     assert payload(seen) + payload(after) == expected

@@ -1,7 +1,5 @@
 """OpenAI's own client, unchanged, speaking the Responses API to a real replica."""
 
-import json
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,13 +7,9 @@ import openai
 import pytest
 from openai import OpenAI
 
-from api.native import FRAMES_TYPE, REQUEST_TYPE, Frame, FrameReader, Native, envelope
-from tests.replica.serving import MODEL, Replica, replica
+from tests.replica.serving import MODEL, Replica
 
 MORE = {"ignore_eos": True, "seed": 1}
-HALVES = (0x80, 0xE0)  # beginnings and ends of two-byte characters
-CACHED = re.compile(rb'"cached_tokens":\d+')
-HEADERS = {"Content-Type": REQUEST_TYPE, "Accept": FRAMES_TYPE}
 
 
 @pytest.fixture
@@ -131,31 +125,3 @@ def test_what_cannot_be_answered_is_refused_by_its_name(client: OpenAI, fields: 
     with pytest.raises(openai.BadRequestError) as caught:
         client.responses.create(model=MODEL, extra_body={"input": "hello"} | fields)
     assert caught.value.param == param
-
-
-@pytest.fixture(scope="module")
-def halves() -> Iterator[Replica]:
-    with replica(vocabulary=HALVES) as running:
-        yield running
-
-
-def frames(served: Replica, body: dict[str, Any], resume: list[bytes] | None = None) -> list[Frame]:
-    native = Native(resume_token_ids=resume or [], response_id="resp_1", created=1)
-    answer = served.post("/v1/responses", envelope(native) + json.dumps(body).encode(), **HEADERS)
-    assert answer.status == 200, answer.body
-    return FrameReader().feed(answer.body)
-
-
-def said(received: list[Frame]) -> bytes:
-    """The client's bytes, without the count that depends on the cache."""
-    return CACHED.sub(b"", b"".join(frame.payload for frame in received))
-
-
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_stream_cut_at_every_token_continues_byte_for_byte(halves: Replica, stream: bool) -> None:
-    body = {"model": MODEL, "input": "hello", "max_output_tokens": 24, "stream": stream, **MORE}
-    whole = frames(halves, body)
-    for cut in range(len(whole)):
-        packed = b"".join(frame.packed_ids for frame in whole[:cut])
-        after = frames(halves, body, [packed])
-        assert said(whole[:cut] + after) == said(whole), cut

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from anthropic import Anthropic
 
 from tests.events.processes import wait_until
 from tests.replica.serving import MODEL, Replica, replica
@@ -35,6 +34,8 @@ def book(name: str, length: int = 320) -> str:
 
 
 def ask(replica: Replica, text: str, control: Any = None, salt: str | None = None) -> Any:
+    from anthropic import Anthropic  # it takes a second, which each test process would need
+
     system: Any = [{"type": "text", "text": text} | ({} if control is None else {"cache_control": control})]
     with Anthropic(base_url=replica.url, api_key="none", max_retries=0) as client:
         return client.messages.create(

@@ -3,11 +3,9 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from anthropic import Anthropic
-from anthropic.types import Usage
 from click.testing import CliRunner
 
 from fleet.commands.prefixes import prefixes
@@ -15,6 +13,10 @@ from replica.config import SimulatedConfig
 from tests.chaos.routers import RouterProcess, router
 from tests.events.processes import wait_until
 from tests.replica.serving import MODEL, Replica, replica
+
+if TYPE_CHECKING:
+    from anthropic import Anthropic
+    from anthropic.types import Usage
 
 SIZE = 16
 AN_HOUR = {"type": "ephemeral", "ttl": "1h"}
@@ -57,9 +59,15 @@ def book(name: str, length: int = 320) -> str:
     return (f"{name} " * length)[:length]
 
 
-def ask(served: RouterProcess, text: str, control: Any = None, salt: str | None = None) -> Usage:
+def client_of(url: str, key: str = "none") -> "Anthropic":
+    from anthropic import Anthropic  # it takes a second, which each test process would need
+
+    return Anthropic(base_url=url, api_key=key, max_retries=0)
+
+
+def ask(served: RouterProcess, text: str, control: Any = None, salt: str | None = None) -> "Usage":
     system: Any = [{"type": "text", "text": text} | ({} if control is None else {"cache_control": control})]
-    with Anthropic(base_url=served.url, api_key="none", max_retries=0) as client:
+    with client_of(served.url) as client:
         return client.messages.create(
             model=MODEL,
             max_tokens=2,
@@ -133,7 +141,7 @@ def test_the_cache_of_an_api_key_is_named_by_the_key(replicas: list[Replica]) ->
     text = book("own")
     asked = {"model": MODEL, "messages": [{"role": "system", "content": text}], "ttl_s": 60}
     with router("--replica", f"url={replicas[0].url},name=r0", "--admin-key", "admin", "--api-key", "one") as keyed:
-        with Anthropic(base_url=keyed.url, api_key="one", max_retries=0) as client:
+        with client_of(keyed.url, "one") as client:
             said: Any = [{"role": "user", "content": "?"}]
             client.messages.create(model=MODEL, max_tokens=2, system=text, messages=said)
         wait_until(
@@ -145,7 +153,7 @@ def test_the_cache_of_an_api_key_is_named_by_the_key(replicas: list[Replica]) ->
 
 def test_prefixes_are_shown_with_the_time_that_is_left(served: RouterProcess) -> None:
     for question in ("one", "two"):
-        with Anthropic(base_url=served.url, api_key="none", max_retries=0) as client:
+        with client_of(served.url) as client:
             system: Any = [{"type": "text", "text": book("kept"), "cache_control": AN_HOUR}]
             said: Any = [{"role": "user", "content": book(question, 64)}]
             client.messages.create(model=MODEL, max_tokens=2, system=system, messages=said)

@@ -246,7 +246,7 @@ TestResolver = World.TestCase
 NEGATIVE = settings(max_examples=2000, phases=(Phase.generate,), database=None, derandomize=True)
 
 
-@pytest.mark.parametrize("world", [WorldOfReannouncements, WorldWithoutOrphans])
+@pytest.mark.parametrize("world", [WorldOfReannouncements, pytest.param(WorldWithoutOrphans, marks=pytest.mark.grid)])
 def test_the_property_fails_for_a_resolver_that_does_less(world: type[World]) -> None:
     with pytest.raises(AssertionError):
         run_state_machine_as_test(world, settings=NEGATIVE)

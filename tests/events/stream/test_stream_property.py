@@ -287,7 +287,7 @@ class WorldOfTheGullible(World):
 NEGATIVE = settings(max_examples=2000, phases=(Phase.generate,), database=None, derandomize=True)
 
 
-@pytest.mark.parametrize("world", [WorldWithoutRepair, WorldOfTheGullible])
+@pytest.mark.parametrize("world", [WorldWithoutRepair, pytest.param(WorldOfTheGullible, marks=pytest.mark.grid)])
 def test_the_property_fails_for_a_broken_stream(world: type[World]) -> None:
     with pytest.raises(AssertionError):
         run_state_machine_as_test(world, settings=NEGATIVE)

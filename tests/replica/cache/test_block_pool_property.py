@@ -572,8 +572,13 @@ class Unkind(BlockPool):
 @pytest.mark.parametrize(
     ("world", "broken"),
     [
-        (WeakWorld, Trusting),
-        *((World, broken) for broken in (Doubling, Forgetful, Blind, Undying, Hoarding, Unfair, Eternal, Unkind)),
+        (World, Doubling),
+        (World, Unkind),
+        pytest.param(WeakWorld, Trusting, marks=pytest.mark.grid),
+        *(
+            pytest.param(World, broken, marks=pytest.mark.grid)
+            for broken in (Forgetful, Blind, Undying, Hoarding, Unfair, Eternal)
+        ),
     ],
     ids=lambda of: of.__name__,
 )

@@ -58,6 +58,7 @@ def test_fewer_gpus_than_ranks_are_reported(folder: Path, monkeypatch: pytest.Mo
         lead(config)
 
 
+@pytest.mark.grid
 def test_weights_that_only_another_rank_reads_are_reported(folder: Path, tmp_path: Path) -> None:
     broken = shutil.copytree(saved("qwen3", folder), tmp_path / "broken")
     weights = load_file(broken / "model.safetensors")
@@ -67,6 +68,7 @@ def test_weights_that_only_another_rank_reads_are_reported(folder: Path, tmp_pat
         on_devices(broken, 2, dtype="float16", graphs=False, **SMALL)
 
 
+@pytest.mark.grid
 def test_ranks_that_read_other_adapters_do_not_begin(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = LoraModule("a", str(saved_adapter("llama", "all", folder)))
     reading_other_files(monkeypatch, saved_adapter("llama", "patterns", folder))

@@ -280,10 +280,7 @@ class Sharing(BlockPool):
     "broken",
     [
         Mixing,
-        Leaking,
-        Shifted,
-        Undying,
-        *(pytest.param(pool, marks=pytest.mark.grid) for pool in (Blind, Hasty, Sharing)),
+        *(pytest.param(pool, marks=pytest.mark.grid) for pool in (Leaking, Shifted, Undying, Blind, Hasty, Sharing)),
     ],
 )
 def test_the_property_fails_for_an_engine_with_a_broken_pool(broken: type[BlockPool]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
+import pytest_asyncio
 import uvloop
 
 from api.native import pack_ids
@@ -20,6 +21,9 @@ from tests.replica.serving import FAST, SLOW, config
 GREETS_NOBODY = [sys.executable, "-c", "import sys, time; sys.stdin.read(); time.sleep(100)"]
 ENDS_BY_CTRL_C = ["/bin/sh", "-c", "kill -INT $$"]
 FAILS = [sys.executable, "-c", "import sys; sys.exit(3)"]
+
+
+on_their_loop = pytest.mark.asyncio(loop_scope="module")  # that of the engines which tests share
 
 
 def engine_config(**fields: Any) -> EngineConfig:
@@ -37,14 +41,14 @@ async def started(config: EngineConfig, command: Sequence[str] | None = None, **
     return engine
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def engine() -> AsyncIterator[EngineClient]:
     client = await started(engine_config())
     yield client
     await client.close()
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def slow() -> AsyncIterator[EngineClient]:
     client = await started(engine_config(simulated=SLOW, max_num_seqs=2, max_waiting=1))
     yield client
@@ -68,11 +72,13 @@ async def until(condition: Any) -> None:
             await asyncio.sleep(0.01)
 
 
+@on_their_loop
 async def test_hello_says_what_runs(engine: EngineClient) -> None:
     assert engine.hello is not None
     assert (engine.hello.model, engine.hello.num_blocks) == ("demo", 8192)
 
 
+@on_their_loop
 async def test_every_token_arrives_once_and_the_last_with_its_reason(engine: EngineClient) -> None:
     answers = engine.submit([submit(engine)])
     outputs = await everything(answers)
@@ -81,16 +87,19 @@ async def test_every_token_arrives_once_and_the_last_with_its_reason(engine: Eng
     assert answers.complete
 
 
+@on_their_loop
 async def test_several_submits_are_one_stream(engine: EngineClient) -> None:
     asked = [submit(engine), submit(engine, 9)]
     outputs = await everything(engine.submit(asked))
     assert {one.id: sum(output.id == one.id for output in outputs) for one in asked} == {asked[0].id: 5, asked[1].id: 9}
 
 
+@on_their_loop
 async def test_no_submits_are_answered_at_once(engine: EngineClient) -> None:
     assert await engine.submit([]).next() == []
 
 
+@on_their_loop
 async def test_resumed_tokens_are_not_generated_again(engine: EngineClient) -> None:
     whole = [token for output in await everything(engine.submit([submit(engine)])) for token in output.token_ids]
     resumed = submit(engine, output=pack_ids(whole[:3]))
@@ -98,6 +107,7 @@ async def test_resumed_tokens_are_not_generated_again(engine: EngineClient) -> N
     assert rest == whole[3:]
 
 
+@on_their_loop
 async def test_closing_gives_the_blocks_back(slow: EngineClient) -> None:
     answers = slow.submit([submit(slow, 4000)])
     assert await answers.next()
@@ -107,6 +117,7 @@ async def test_closing_gives_the_blocks_back(slow: EngineClient) -> None:
     await until(lambda: slow.stats.load.running == 0 and not slow.stats.pool.referenced)
 
 
+@on_their_loop
 async def test_cancelling_one_leaves_the_others(engine: EngineClient) -> None:
     kept, dropped = submit(engine, 50), submit(engine, 4000)
     answers = engine.submit([kept, dropped])
@@ -115,6 +126,7 @@ async def test_cancelling_one_leaves_the_others(engine: EngineClient) -> None:
     assert outputs[-1].id == kept.id and outputs[-1].finish_reason == "length"
 
 
+@on_their_loop
 async def test_close_wakes_all_waiters(slow: EngineClient) -> None:
     answers = slow.submit([submit(slow, 4000)])
     await answers.next()
@@ -124,6 +136,7 @@ async def test_close_wakes_all_waiters(slow: EngineClient) -> None:
     assert await waiting == []
 
 
+@on_their_loop
 async def test_a_full_engine_refuses(slow: EngineClient) -> None:
     answers = slow.submit([submit(slow, 4000)])
     await answers.next()
@@ -135,12 +148,15 @@ async def test_a_full_engine_refuses(slow: EngineClient) -> None:
     await until(lambda: slow.stats.load.running == slow.stats.load.waiting == 0)
 
 
+@on_their_loop
 async def test_an_empty_prompt_is_refused(engine: EngineClient) -> None:
     with pytest.raises(EngineRefused, match="at least one token"):
         await everything(engine.submit([submit(engine, prompt=b"")]))
 
 
+@on_their_loop
 async def test_reset_is_answered(slow: EngineClient) -> None:
+    await until(lambda: not slow.stats.load.running and not slow.stats.pool.referenced)
     assert await slow.reset()
     answers = slow.submit([submit(slow, 4000)])
     await answers.next()
@@ -148,7 +164,8 @@ async def test_reset_is_answered(slow: EngineClient) -> None:
     answers.close()
 
 
-async def test_death_reaches_all_waiters(slow: EngineClient) -> None:
+async def test_death_reaches_all_waiters() -> None:
+    slow = await started(engine_config(simulated=SLOW))
     answers = slow.submit([submit(slow, 4000)])
     assert await answers.next()
     os.kill(slow.pid, signal.SIGKILL)
@@ -160,6 +177,7 @@ async def test_death_reaches_all_waiters(slow: EngineClient) -> None:
     with pytest.raises(EngineDied):
         await slow.submit([submit(slow)]).next()
     assert not is_alive(slow.pid)
+    await slow.close()
 
 
 async def test_an_engine_that_ends_before_it_is_ready_is_reported() -> None:

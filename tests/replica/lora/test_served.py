@@ -129,7 +129,6 @@ def test_one_that_is_not_loaded_cannot_be_unloaded(replica: Native) -> None:
         (["model=."], "given twice"),
         (["a=.", "a=."], "given twice"),
         ([f"n{number}=." for number in range(17)], "--max-loras 17"),
-        (["sql=."], "no adapter_config.json"),
     ],
 )
 def test_mistakes_at_the_start_are_explained(folder: Path, options: list[str], said: str) -> None:

@@ -23,7 +23,7 @@ from api.prompts.templates import ChatTemplate, Conversation
 from api.tokens.tokenizer import HfTokenizer
 from replica.model import demo, demo_weights
 from replica.model.config import read_config
-from replica.model.demo import demo_folder, write_demo
+from replica.model.demo import demo_folder
 from tests.events.processes import wait_until
 
 # Whoever changes these must raise VERSION, so that machines that have the old files make the new ones.
@@ -41,10 +41,8 @@ QUESTIONS = ("What is a cache?", "Why do trains wait?", "Tell me a story", "How 
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("demo")
-    write_demo(made)
-    return made
+def folder(demo_cache: Path) -> Path:
+    return demo_cache / f"demo-{demo.VERSION}"
 
 
 @pytest.fixture(scope="module")
@@ -122,14 +120,9 @@ def test_two_processes_that_make_it_at_once_both_get_it(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [expected.name]
 
 
-def test_a_half_made_folder_of_another_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process killed while it writes leaves such a folder."""
-    expected = demo_in(tmp_path, monkeypatch)
-    (tmp_path / f".{expected.name}-x").mkdir()
-    assert {file.name for file in demo_folder().iterdir()} == set(DIGESTS)
-
-
-def test_what_killed_makers_left_is_removed_once_it_is_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_killed_makers_left_is_not_taken_and_removed_once_it_is_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected = demo_in(tmp_path, monkeypatch)
     old, new = tmp_path / f".{expected.name}-old", tmp_path / f".{expected.name}-new"
     for left in (old, new):
@@ -137,7 +130,7 @@ def test_what_killed_makers_left_is_removed_once_it_is_old(tmp_path: Path, monke
         (left / "model.safetensors").touch()
     two_hours_ago = time.time() - 7200
     os.utime(old, (two_hours_ago, two_hours_ago))
-    demo_folder()
+    assert {file.name for file in demo_folder().iterdir()} == set(DIGESTS)
     assert set(tmp_path.iterdir()) == {expected, new}
 
 

@@ -23,7 +23,7 @@ PROMPT = [1, 2, 3] * 11
 OPTIONS = {"loads_adapters": True, "max_loras": 2, "max_num_batched_tokens": 64, "max_num_seqs": 6}
 
 
-@pytest.fixture(scope="module", params=["cpu", "devices"])
+@pytest.fixture(scope="module", params=["cpu", pytest.param("devices", marks=pytest.mark.grid)])
 def two(request: pytest.FixtureRequest, folder: Path) -> Iterator[Engine]:
     model = saved(MODEL, folder)
     if request.param == "cpu":

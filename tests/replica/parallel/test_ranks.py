@@ -18,7 +18,7 @@ from tests.replica.models import Answer, ask, finish, logits, native, saved, sub
 from tests.replica.parallel.conftest import Started, closing_engine
 from tests.replica.test_golden import assert_is_transformers, prompts
 
-# Biases, tied embeddings, odd sizes, and more ranks than KV heads (2).
+# Odd sizes, tied embeddings, and more ranks than KV heads (2).
 SHARED = [
     ("llama-odd", 2),
     ("qwen3", 4),
@@ -27,13 +27,17 @@ SHARED = [
         for name, ranks in (("llama-biased", 2), ("llama3", 2), ("mistral", 2), ("qwen2", 4))
     ),
 ]
-HARD = [
-    pytest.param({"max_num_batched_tokens": 23, "block_size": 7, "num_blocks": 200}, id="chunks"),
-    pytest.param({"max_num_batched_tokens": 64, "num_blocks": 14}, id="preemption"),
-    pytest.param(
-        {"max_num_batched_tokens": 300, "num_blocks": 128, "threads": 2}, id="threads", marks=pytest.mark.grid
-    ),
-]
+
+
+@pytest.fixture(scope="module")
+def adapted(folder: Path, shared: Started) -> Started:
+    """Engines with adapters, by model and number of ranks. They are shared: a process takes seconds to start."""
+
+    def started(name: str, ranks: int) -> Engine:
+        adapters = (LoraModule(adapter, str(saved_adapter(name, adapter, folder))) for adapter in ("all", "patterns"))
+        return shared(name, ranks, lora_modules=tuple(adapters))
+
+    return started
 
 
 def forked() -> list[list[int]]:
@@ -61,8 +65,8 @@ def patiently(engine: Engine, prompt: Sequence[int]) -> Answer:
 
 
 @pytest.mark.parametrize(("name", "ranks"), SHARED)
-def test_ranks_answer_like_transformers(name: str, ranks: int, shared: Started) -> None:
-    asked, engine = prompts([1, 7, 16, 40, 131]), shared(name, ranks)
+def test_ranks_answer_like_transformers(name: str, ranks: int, adapted: Started) -> None:
+    asked, engine = prompts([1, 7, 16, 40, 131]), adapted(name, ranks)
     cold = ask(engine, asked)
     for prompt, answer in zip(asked, cold, strict=True):
         assert_is_transformers(name, prompt, answer)
@@ -72,9 +76,9 @@ def test_ranks_answer_like_transformers(name: str, ranks: int, shared: Started) 
 
 
 @pytest.mark.parametrize(("name", "ranks"), SHARED)
-def test_ranks_give_the_log_probabilities_of_prompts(name: str, ranks: int, shared: Started) -> None:
+def test_ranks_give_the_log_probabilities_of_prompts(name: str, ranks: int, adapted: Started) -> None:
     [prompt] = prompts([70], seed=3)
-    [answer] = ask(shared(name, ranks), [prompt], prompt_logprobs=2)
+    [answer] = ask(adapted(name, ranks), [prompt], prompt_logprobs=2)
     expected = logits(name, prompt)[:-1].log_softmax(-1)
     assert answer.prompt_logprobs is not None
     for token, row, found in zip(prompt[1:], expected, answer.prompt_logprobs, strict=True):
@@ -83,9 +87,9 @@ def test_ranks_give_the_log_probabilities_of_prompts(name: str, ranks: int, shar
 
 
 def test_logits_of_a_long_prompt_are_computed_in_several_parts(
-    shared: Started, monkeypatch: pytest.MonkeyPatch
+    adapted: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    [prompt], engine = prompts([50], seed=4), shared("qwen3", 4)
+    [prompt], engine = prompts([50], seed=4), adapted("qwen3", 4)
     [whole] = ask(engine, [prompt], prompt_logprobs=1)
     monkeypatch.setattr("replica.runners.sampling.LOGITS_AT_ONCE", 320 * 7)
     [parts] = ask(engine, [prompt], prompt_logprobs=1)
@@ -93,15 +97,26 @@ def test_logits_of_a_long_prompt_are_computed_in_several_parts(
     assert bits([parts]) == bits([whole])
 
 
-@pytest.mark.parametrize("changes", HARD)
-def test_no_bit_depends_on_caching_chunks_batches_or_preemption(changes: dict[str, object], shared: Started) -> None:
-    asked, plain, hard = forked(), shared("qwen3", 2), shared("qwen3", 2, **changes)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"max_num_batched_tokens": 23, "block_size": 7, "num_blocks": 30}, id="chunks, preemption"),
+        pytest.param(
+            {"max_num_batched_tokens": 300, "num_blocks": 128, "threads": 2}, id="threads", marks=pytest.mark.grid
+        ),
+    ],
+)
+def test_no_bit_depends_on_caching_chunks_batches_or_preemption(
+    changes: dict[str, object], adapted: Started, shared: Started
+) -> None:
+    asked, plain, hard = forked(), adapted("llama-odd", 2), shared("llama-odd", 2, **changes)
     expected = [ask(plain, [prompt])[0] for prompt in asked]
     for _ in range(2):  # the second time warm
         assert bits(ask(hard, asked)) == bits(expected)
-    assert bool(hard.scheduler.preemptions) == (changes["num_blocks"] == 14)
+    assert bool(hard.scheduler.preemptions) == (changes["num_blocks"] == 30)
 
 
+@pytest.mark.grid
 def test_ranks_compute_in_bfloat16(shared: Started) -> None:
     [prompt] = prompts([45], seed=7)
     [answer] = ask(shared("llama-biased", 2, dtype="bfloat16"), [prompt])
@@ -111,8 +126,8 @@ def test_ranks_compute_in_bfloat16(shared: Started) -> None:
     assert error.mean() < 0.1
 
 
-def test_sampled_answers_are_continued_with_the_same_bits(shared: Started) -> None:
-    [prompt], engine = prompts([50], seed=5), shared("qwen3", 4)
+def test_sampled_answers_are_continued_with_the_same_bits(adapted: Started) -> None:
+    [prompt], engine = prompts([50], seed=5), adapted("qwen3", 4)
     sampling: dict[str, Any] = {
         "temperature": 0.9,
         "seed": 7,
@@ -142,16 +157,15 @@ def test_blocks_come_back_from_host_and_disk_also_after_a_restart(folder: Path, 
         assert engine.scheduler.transfers.loaded_tokens.get(DISK)
 
 
-def test_other_numbers_of_ranks_never_read_each_others_blocks(shared: Started) -> None:
-    engine = shared("qwen3", 2)
+def test_other_numbers_of_ranks_never_read_each_others_blocks(adapted: Started) -> None:
+    engine = adapted("qwen3", 4)
     configs = [msgspec.structs.replace(engine.config, tensor_parallel_size=ranks) for ranks in (1, 2, 4)]
     assert len({kv_layout_of(config, engine.runner) for config in configs}) == len(configs)
 
 
 @pytest.mark.parametrize(("name", "ranks"), [("llama-odd", 2), ("qwen3", 4)])
-def test_ranks_compute_adapters_like_peft(name: str, ranks: int, folder: Path, shared: Started) -> None:
-    modules = tuple(LoraModule(adapter, str(saved_adapter(name, adapter, folder))) for adapter in ("all", "patterns"))
-    engine = shared(name, ranks, lora_modules=modules)
+def test_ranks_compute_adapters_like_peft(name: str, ranks: int, adapted: Started) -> None:
+    engine = adapted(name, ranks)
     asked = [(adapter, prompt) for adapter in ("all", None, "patterns") for prompt in prompts([17, 40])]
     for _ in range(2):  # the second time warm
         for number, (adapter, prompt) in enumerate(asked):

@@ -217,7 +217,10 @@ LAND, BEGIN_MOVES = Transfers.land, Engine._begin_moves
 
 @pytest.mark.parametrize(
     ("world", "owner", "name", "careless"),
-    [(TieredWorld, Transfers, "land", believing), (TieredAheadWorld, Engine, "_begin_moves", eager)],
+    [
+        (TieredWorld, Transfers, "land", believing),
+        pytest.param(TieredAheadWorld, Engine, "_begin_moves", eager, marks=pytest.mark.grid),
+    ],
 )
 def test_the_property_fails_without_a_precaution(
     monkeypatch: pytest.MonkeyPatch, world: type[TieredWorld], owner: type, name: str, careless: object

@@ -1,7 +1,7 @@
 """Engines whose blocks are moved by real threads, in arrays, host memory and a file."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -22,6 +22,7 @@ from replica.engine.engine import Engine
 from replica.runners.block_memory import ArrayMemory
 from replica.runners.clock import VirtualClock
 from replica.tiers.mover import PARTS, GiveWay, HostMemory, ThreadedMover
+from tests.events.processes import wait_until
 from tests.replica.ahead import AheadRunner
 from tests.replica.engine.test_scheduler_property import EOS, SAME, answer
 from tests.replica.engines import MODEL, SIZE, RememberingRunner, submit
@@ -218,12 +219,6 @@ class Failing(ArrayMemory):
         super().read(blocks, into)
 
 
-def until(landed: Callable[[], bool]) -> None:
-    deadline_s = monotonic() + DEADLINE_S
-    while not landed():
-        assert monotonic() < deadline_s
-
-
 def test_a_block_that_could_not_be_saved_is_lost_to_all_who_want_it(tmp_path: Path) -> None:
     disk = disk_file(tmp_path)
     mover = ThreadedMover(Failing(ArrayKV(BLOCKS).bytes), HostMemory(SLOTS, BLOCK_BYTES), BLOCKS, disk)
@@ -231,18 +226,18 @@ def test_a_block_that_could_not_be_saved_is_lost_to_all_who_want_it(tmp_path: Pa
     transfers: list[Transfer] = []
     mover.begin(Transfer([Save(0, bad), Save(2, never)], []))
     mover.begin(Transfer([Save(1, good)], [Load(good, 3, HOST), Load(bad, 4, HOST), Load(good, 5, HOST)]))
-    until(lambda: transfers.extend(mover.landed()[0]) or len(transfers) == 2)  # type: ignore[func-returns-value]
+    wait_until(lambda: transfers.extend(mover.landed()[0]) or len(transfers) == 2)  # type: ignore[func-returns-value]
     first, second = transfers
     assert first.lost == [bad, never]
     assert (second.came, second.lost) == (1, [bad])
     record = Record(1, 1, 0, bytes(4 * SIZE))
     mover.write([Write(bad, on_disk, record), Write(good, on_disk + 1, record)])
     done: list[bool] = []
-    until(lambda: done.extend(each.done for each in mover.landed()[1]) or len(done) == 2)  # type: ignore[func-returns-value]
+    wait_until(lambda: done.extend(each.done for each in mover.landed()[1]) or len(done) == 2)  # type: ignore[func-returns-value]
     assert done == [False, True]
     mover.save([Save(5, bad)])
     mover.begin(Transfer([], [Load(bad, 6, HOST)]))
-    until(lambda: transfers.extend(mover.landed()[0]) or len(transfers) == 3)  # type: ignore[func-returns-value]
+    wait_until(lambda: transfers.extend(mover.landed()[0]) or len(transfers) == 3)  # type: ignore[func-returns-value]
     assert transfers[-1].came == 1
     mover.close()
 
@@ -271,7 +266,7 @@ def test_loads_and_pulls_give_way_to_steps_that_wait_for_the_same_memory(
     mover.computing = bool(computing)
     pull = Pull("tcp://127.0.0.1:1", Chain([1] * (3 * SIZE + 1), SIZE, MODEL), 2, [3], patience_s=1.0)
     mover.begin(Transfer([Save(0, BLOCKS)], [Load(BLOCKS, 1, HOST), Load(BLOCKS, 2, HOST)], pull))
-    until(lambda: bool(mover.landed()[0]))
+    wait_until(lambda: bool(mover.landed()[0]))
     assert [pause_s > 0 for pause_s in pauses_s] == [True, True, True, True] * gives_way
     assert not gives_way or pauses_s[2:] == pytest.approx([0.019, 0.5])
     mover.close()
@@ -305,7 +300,7 @@ def test_a_load_waits_for_the_saves_of_what_it_reads_and_overwrites() -> None:
     array[:, :, 1], array[:, :, 2] = 11, 22
     mover = ThreadedMover(EagerMemory(array), HostMemory(SLOTS, BLOCK_BYTES), BLOCKS)
     mover.begin(Transfer([Save(1, BLOCKS), Save(2, BLOCKS + 1)], [Load(BLOCKS, 3, HOST), Load(BLOCKS + 1, 2, HOST)]))
-    until(lambda: bool(mover.landed()[0]))
+    wait_until(lambda: bool(mover.landed()[0]))
     assert (array[:, :, 3] == 11).all() and (array[:, :, 2] == 22).all()
     mover.close()
 
@@ -333,7 +328,7 @@ def test_a_device_gets_the_next_blocks_while_others_are_under_way(monkeypatch: p
     mover = ThreadedMover(Meeting(array), HostMemory(SLOTS, BLOCK_BYTES), BLOCKS)
     transfer = Transfer([Save(1, BLOCKS), Save(2, BLOCKS + 1)], [Load(BLOCKS, 3, HOST), Load(BLOCKS + 1, 4, HOST)])
     mover.begin(transfer)
-    until(lambda: bool(mover.landed()[0]))
+    wait_until(lambda: bool(mover.landed()[0]))
     assert (transfer.came, transfer.lost) == (2, [])
     assert (array[:, :, 3] == 11).all() and (array[:, :, 4] == 22).all()
     mover.close()
@@ -359,6 +354,6 @@ def test_of_two_saves_to_one_slot_the_last_counts(monkeypatch: pytest.MonkeyPatc
     array[:, :, 1], array[:, :, 2] = 11, 22
     mover = ThreadedMover(Slow(array), HostMemory(SLOTS, BLOCK_BYTES), BLOCKS)
     mover.begin(Transfer([Save(1, BLOCKS), Save(2, BLOCKS)], [Load(BLOCKS, 3, HOST)]))
-    until(lambda: bool(mover.landed()[0]))
+    wait_until(lambda: bool(mover.landed()[0]))
     assert (array[:, :, 3] == 22).all()
     mover.close()

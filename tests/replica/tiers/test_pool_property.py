@@ -479,10 +479,10 @@ def all_anew(_: LowerTiers, __: object, ___: int, ____: int) -> NDArray[np.int64
 @pytest.mark.parametrize(
     ("world", "owner", "name", "careless"),
     [
-        (WeakTieredWorld, Contents, "count_same", trusting),
         (TieredWorld, LowerTiers, "hold", unheld),
-        (TieredWorld, LowerTiers, "identity", anew),
-        (TieredWorld, LowerTiers, "identities", all_anew),
+        pytest.param(WeakTieredWorld, Contents, "count_same", trusting, marks=pytest.mark.grid),
+        pytest.param(TieredWorld, LowerTiers, "identity", anew, marks=pytest.mark.grid),
+        pytest.param(TieredWorld, LowerTiers, "identities", all_anew, marks=pytest.mark.grid),
     ],
 )
 def test_the_property_fails_without_a_precaution(

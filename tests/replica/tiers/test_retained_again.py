@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from replica.cache.block_pool import BlockPool
@@ -159,7 +159,6 @@ requests = st.tuples(st.integers(0, 2), st.sampled_from([None, "a"]), st.sampled
 waits = st.sampled_from([5.0, 20.0, 60.0])
 
 
-@settings(max_examples=200)
 @given(st.lists(st.one_of(requests, waits, st.just("press")), min_size=8, max_size=30), st.sampled_from([0, 64]))
 def test_marks_come_back_with_their_blocks_unless_time_or_share_ends_them(
     events: Sequence[tuple[int, str | None, float] | float | str], disk_slots: int
