@@ -341,7 +341,8 @@ async def close_at_once(front: Front) -> None:
         socket_server.close()
     for connection in server._connections():
         connection.abort()
-    front._tasks[0].cancel()
+    if front._serving is not None:
+        front._serving.cancel()
     await front.close()
 
 
