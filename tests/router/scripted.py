@@ -318,7 +318,7 @@ async def served(*replicas: Scripted, ready: bool = True, **config: Any) -> Asyn
         usual = {"health_interval_s": 30.0, "policy": "round-robin", "slow_start_s": 0.0}
         specs = tuple(replica.spec for replica in replicas)
         loop = asyncio.get_running_loop()
-        given = {"clock": loop.time} if isinstance(loop, WorldLoop) else {}
+        given: dict[str, Any] = {"clock": loop.time} if isinstance(loop, WorldLoop) else {}
         front = Front(RouterConfig(**{**usual, "replicas": specs, **config}), listener, **given)
         await front.start()
         try:
