@@ -443,7 +443,7 @@ async def test_a_cut_stream_is_read_as_a_whole_one(served: tuple[Replica, str], 
         plain = served[0].post(path, body_of(path, fields)).body
         whole = await there.ask(path, **fields)
         assert even(whole) == even(plain)
-        for cuts in ([0], [1], [2], [9], [22], [24], [25], [26], [5, 5], [3, 0]):
+        for cuts in ([0], [2], [24], [25], [26], [5, 5], [3, 0]):
             there.cuts[:] = cuts
             there.ways[0].asked.clear()
             assert even(await there.ask(path, **fields)) == even(whole), cuts
@@ -452,8 +452,9 @@ async def test_a_cut_stream_is_read_as_a_whole_one(served: tuple[Replica, str], 
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-@pytest.mark.parametrize("engines", [("vllm", "warmroute"), ("warmroute", "vllm")])
+@pytest.mark.parametrize(
+    ("engines", "path"), [(("vllm", "warmroute"), CHAT), (("warmroute", "vllm"), COMPLETIONS)], ids=[CHAT, COMPLETIONS]
+)
 async def test_foreign_and_native_replicas_take_over_from_each_other(
     served: tuple[Replica, str], engines: tuple[str, ...], path: str
 ) -> None:
