@@ -3,13 +3,11 @@
 import asyncio
 import json
 import re
-import socket
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
-import httpx2
 import pytest
 
 from api.generation_apis import PATHS
@@ -18,9 +16,7 @@ from api.tokens.tokenizer import ByteTokenizer
 from engines import NATIVE, OPENAI, PROFILES
 from events.blocks import pack_tokens
 from replica.model.demo import CACHE_VARIABLE
-from router.config import RouterConfig
 from router.members.spec import ReplicaSpec
-from router.process.front import Front
 from router.prompts.prompt import Peek, Prompt
 from router.prompts.tokens import Tokens
 from router.proxy.answer import Answer
@@ -31,6 +27,7 @@ from router.proxy.resume import Continuation, why_alone, with_ids
 from tests.replica.natives import native
 from tests.replica.serving import MODEL, Replica
 from tests.router.loopback import until
+from tests.router.scripted import Served, connect, served
 
 VLLM, LONGEST = PROFILES["vllm"], 100
 PROMPT = [104, 105]
@@ -308,19 +305,37 @@ def test_the_last_word_on_token_ids_is_the_routers() -> None:
 
 
 class Cuts:
-    """A connection to one replica that can cut each generation request after some events."""
+    """A way to a replica, for `served`; it can cut each generation request after some events."""
 
-    def __init__(self, port: int, after: list[int]) -> None:
+    def __init__(self, name: str, engine: str, there: int, after: list[int], *, resume: bool = True) -> None:
         self.after = after  # of all ways together: for each request to come
         self.asked: list[str] = []
-        self._port = port
+        self.name, self.port = name, 0
+        self._engine, self._there, self._resume = engine, there, resume
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def spec(self) -> ReplicaSpec:
+        url = f"http://127.0.0.1:{self.port}"
+        return ReplicaSpec(name=self.name, url=url, engine=self._engine, events="off", resume=self._resume)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        server = await asyncio.start_server(self.serve, "127.0.0.1", 0)
+        self.port = server.sockets[0].getsockname()[1]
+        try:
+            yield
+        finally:
+            server.close()
+            for task in list(self._tasks):
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
-        there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._port)
+        there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._there)
         limit: list[int] = []
         try:
             async with asyncio.TaskGroup() as both:
@@ -361,11 +376,6 @@ class Cuts:
                 break
         raise ConnectionResetError
 
-    async def end(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
 
 def body_of(path: str, fields: dict[str, Any]) -> dict[str, Any]:
     asked = {"messages": [{"role": "user", "content": "hello"}]} if path == CHAT else {"prompt": "hello"}
@@ -373,14 +383,14 @@ def body_of(path: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 class World:
-    def __init__(self, url: str, cuts: list[int], ways: list[Cuts]) -> None:
-        self.url, self.cuts, self.ways = url, cuts, ways
+    def __init__(self, running: Served, cuts: list[int], ways: list[Cuts]) -> None:
+        self._running, self.cuts, self.ways = running, cuts, ways
 
     async def ask(self, path: str, **fields: Any) -> bytes:
-        async with httpx2.AsyncClient(timeout=20) as client:
-            answer = await client.post(self.url + path, json=body_of(path, fields))
-            assert answer.status_code == 200, answer.text
-            return answer.content
+        async with connect(self._running.port) as client:
+            answer = await client.post(path, body_of(path, fields))
+            assert answer.status == 200, answer.body
+            return answer.body
 
     @property
     def asked(self) -> list[str]:
@@ -388,7 +398,7 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Replica, str]]:
+def computing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Replica, str]]:
     cache = tmp_path_factory.mktemp("cache")
     with native(MODEL, "--kv-cache-gb", 0.1, **{CACHE_VARIABLE: str(cache)}) as running:
         [folder] = cache.iterdir()
@@ -397,36 +407,20 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Replica, 
 
 @asynccontextmanager
 async def world(
-    served: tuple[Replica, str], engines: tuple[str, ...] = ("vllm", "vllm", "vllm"), **options: Any
+    computing: tuple[Replica, str], engines: tuple[str, ...] = ("vllm", "vllm", "vllm"), **options: Any
 ) -> AsyncIterator[World]:
     """Several ways to one replica, which a router takes for as many replicas."""
-    replica, folder = served
+    replica, folder = computing
     cuts: list[int] = []
-    ways = [Cuts(replica.port, cuts) for _ in engines]
-    servers = [await asyncio.start_server(way.serve, "127.0.0.1", 0) for way in ways]
-    ports = [server.sockets[0].getsockname()[1] for server in servers]
     resume = options.pop("spec_resume", True)
-    specs = tuple(
-        ReplicaSpec(name=f"r{i}", url=f"http://127.0.0.1:{port}", engine=engine, events="off", resume=resume)
-        for i, (port, engine) in enumerate(zip(ports, engines, strict=True))
-    )
-    listener = socket.create_server(("127.0.0.1", 0))
-    config = RouterConfig(
-        replicas=specs, model_dirs={MODEL: folder}, policy="round-robin", breaker_faults=1000, **options
-    )
-    front = Front(config, listener)
-    await front.start()
-    try:
-        await until(
-            lambda: all(one.server.verified for one in front.router.members) and len(front.router.members), "known"
-        )
-        yield World(f"http://127.0.0.1:{listener.getsockname()[1]}", cuts, ways)
-    finally:
-        await front.close()
-        listener.close()
-        for server, way in zip(servers, ways, strict=True):
-            server.close()
-            await way.end()
+    ways: Any = [Cuts(f"r{i}", engine, replica.port, cuts, resume=resume) for i, engine in enumerate(engines)]
+    async with AsyncExitStack() as stack:
+        for way in ways:
+            await stack.enter_async_context(way.running())
+        config = {"model_dirs": {MODEL: folder}, "breaker_faults": 1000, **options}
+        running = await stack.enter_async_context(served(*ways, **config))
+        await until(lambda: all(one.server.verified for one in running.router.members), "their tokenizers are known")
+        yield World(running, cuts, ways)
 
 
 def even(stream: bytes) -> bytes:
@@ -437,10 +431,10 @@ def even(stream: bytes) -> bytes:
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-async def test_a_cut_stream_is_read_as_a_whole_one(served: tuple[Replica, str], path: str) -> None:
+async def test_a_cut_stream_is_read_as_a_whole_one(computing: tuple[Replica, str], path: str) -> None:
     fields: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
-    async with world(served) as there:
-        plain = served[0].post(path, body_of(path, fields)).body
+    async with world(computing) as there:
+        plain = computing[0].post(path, body_of(path, fields)).body
         whole = await there.ask(path, **fields)
         assert even(whole) == even(plain)
         for cuts in ([0], [2], [24], [25], [26], [5, 5], [3, 0]):
@@ -456,9 +450,9 @@ async def test_a_cut_stream_is_read_as_a_whole_one(served: tuple[Replica, str], 
     ("engines", "path"), [(("vllm", "warmroute"), CHAT), (("warmroute", "vllm"), COMPLETIONS)], ids=[CHAT, COMPLETIONS]
 )
 async def test_foreign_and_native_replicas_take_over_from_each_other(
-    served: tuple[Replica, str], engines: tuple[str, ...], path: str
+    computing: tuple[Replica, str], engines: tuple[str, ...], path: str
 ) -> None:
-    async with world(served, engines) as there:
+    async with world(computing, engines) as there:
         whole = await there.ask(path, stream=True)
         for cuts in ([2], [9], [2], [9], [0], [0], [1], [1]):  # each for both of them to begin with
             there.cuts[:] = cuts
@@ -468,8 +462,8 @@ async def test_foreign_and_native_replicas_take_over_from_each_other(
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("options", [{"resume": False}, {"spec_resume": False}])
-async def test_without_resume_the_client_is_told(served: tuple[Replica, str], options: dict[str, Any]) -> None:
-    async with world(served, **options) as there:
+async def test_without_resume_the_client_is_told(computing: tuple[Replica, str], options: dict[str, Any]) -> None:
+    async with world(computing, **options) as there:
         there.cuts[:] = [5]
         stream = await there.ask(CHAT, stream=True)
         assert b'"code":"broken_stream"' in stream and len(there.asked) == 1
