@@ -2,13 +2,30 @@
 
 import asyncio
 import json
+import shutil
 import ssl
+import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
+import pytest
+
 DEADLINE_S = 50.0  # none of what is awaited takes so long, whatever else the machine does
+
+
+OPENSSL = shutil.which("openssl")
+with_openssl = pytest.mark.skipif(OPENSSL is None, reason="openssl is not installed, which makes the certificates")
+
+
+def certificate(folder: Path, name: str = "cert") -> tuple[Path, Path]:
+    """A certificate of 127.0.0.1, and its key."""
+    cert, key = folder / f"{name}.pem", folder / f"{name}.key"
+    command = f"{OPENSSL} req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=h -addext subjectAltName=IP:127.0.0.1"
+    subprocess.run([*command.split(), "-keyout", key, "-out", cert], check=True, capture_output=True)
+    return cert, key
 
 
 class Request(NamedTuple):

@@ -108,11 +108,3 @@ async def test_after_that_idle_connections_are_closed_and_new_ones_refused() -> 
         async with connect(running.port) as late:
             refusal = await late.post(CHAT, chat())
             assert (refusal.status, refusal.error["code"]) == (503, "draining")
-
-
-async def test_without_a_delay_connections_stay_and_are_told() -> None:
-    async with served(*Script(says(GOOD)).replicas(1)) as running, connect(running.port) as client:
-        await client.post(CHAT, chat())
-        assert await running.front.drain(60) == 0
-        assert (await client.get("/ready")).error["code"] == "draining"
-        assert (await client.post(CHAT, chat())).error["code"] == "draining"

@@ -15,7 +15,6 @@ from tests.router.scripted import (
     CHAT,
     Call,
     Script,
-    Scripted,
     chat,
     connect,
     event,
@@ -285,14 +284,6 @@ async def test_the_access_log_knows_of_clients_that_left_and_of_what_was_tried_a
     assert left["client_left"] is True and left["status"] in (0, 499)
 
 
-async def test_a_replica_added_later_is_used() -> None:
-    late = named("late")
-    async with late.running(), served(named("a")) as running, connect(running.port) as client:
-        running.front.upkeep.add(late.spec)
-        await until(lambda: running.member("late").candidate.unavailable is None, "the replica takes requests")
-        assert {(await client.post(CHAT, chat())).json for _ in range(2)} == {"a", "late"}
-
-
 async def test_a_router_without_replicas_says_so() -> None:
     async with served() as running, connect(running.port) as client:
         assert (await client.get("/health")).status == 200
@@ -301,12 +292,3 @@ async def test_a_router_without_replicas_says_so() -> None:
         assert (answer.status, answer.error["code"]) == (404, "model_not_found")
         answer = await client.post("/v1/embeddings", {})
         assert (answer.status, answer.error["code"]) == (503, "no_replica")
-
-
-async def test_a_router_whose_replicas_are_all_lost_says_so() -> None:
-    lost = Scripted("lost", says(GOOD))
-    async with lost.running(), served(lost, queue_timeout_s=0.1) as running, connect(running.port) as client:
-        running.member("lost").health.drain()
-        answer = await client.post(CHAT, chat())
-        assert (answer.status, answer.error["code"], answer.headers["retry-after"]) == (503, "no_replica", "1")
-        assert "lost: draining" in answer.error["message"]

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from api.http.prometheus import Histogram
 from router.http import metrics
 from router.http.app import printed_by
 from router.http.metrics import metrics_text
@@ -137,14 +136,6 @@ async def test_two_routers_share_nothing() -> None:
         await client.post(CHAT, chat())
         assert (await samples(client))["requests_total", f"{MODEL} a 200"] == 1
         assert ("requests_total", f"{MODEL} a 200") not in await samples(second)
-
-
-def test_a_histogram_counts_what_is_at_most_the_bound() -> None:
-    histogram = Histogram((1.0, 2.0))
-    for value in (0.5, 1.0, 1.5, 99.0):
-        histogram.observe(value)
-    assert histogram.buckets() == [("1.0", 2), ("2.0", 3), ("+Inf", 4)]
-    assert histogram.total == 102.0
 
 
 async def test_others_have_their_turn_while_it_is_written_and_may_take_replicas_away(

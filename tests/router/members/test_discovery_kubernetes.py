@@ -4,7 +4,6 @@ import logging
 import shutil
 import socket
 import ssl
-import subprocess
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,9 +19,8 @@ from router.members.discovery.kubernetes import KEEPALIVE, PAGE, KubernetesDisco
 from router.members.discovery.slices import Conditions, Slice, is_draining, slices_of
 from router.members.spec import ReplicaSpec
 from tests.router.kubernetes_api import SLICES, SPACE, KubernetesApi, Refusal, following
-from tests.router.loopback import Reply, Request, until
+from tests.router.loopback import Reply, Request, certificate, until, with_openssl
 
-OPENSSL = shutil.which("openssl")
 HTTP_PORT = {"name": "http", "port": 8000, "protocol": "TCP"}
 EVENTS = [{"name": "events", "port": 5557}, {"name": "replay", "port": 5558, "protocol": "TCP"}]
 
@@ -266,24 +264,22 @@ async def test_a_token_that_no_header_can_carry_is_waited_for(written: bytes, tm
         await until(lambda: said and watch.problem is None, "the watch")
 
 
-def certificate(folder: Path, name: str) -> tuple[Path, ssl.SSLContext]:
-    """A certificate for a server, and the authority that clients trust."""
-    cert, key = folder / f"{name}.pem", folder / f"{name}.key"
-    command = f"{OPENSSL} req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=h -addext subjectAltName=IP:127.0.0.1"
-    subprocess.run([*command.split(), "-keyout", key, "-out", cert], check=True, capture_output=True)
+def tls_of(cert: Path, key: Path) -> ssl.SSLContext:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(cert, key)
-    return cert, context
+    return context
 
 
-@pytest.mark.skipif(OPENSSL is None, reason="openssl is not installed, which makes the certificates")
+@with_openssl
 async def test_an_authority_that_was_replaced_is_read_relist(tmp_path: Path) -> None:
     api = api_with("a")
-    authority, api.tls = certificate(tmp_path, "first")
+    authority, key = certificate(tmp_path, "first")
+    api.tls = tls_of(authority, key)
     async with watching(api, authority=authority) as (watch, said):
         await until(lambda: api.watched, "the watch")
         await api.stop()
-        second, api.tls = certificate(tmp_path, "second")
+        second, key = certificate(tmp_path, "second")
+        api.tls = tls_of(second, key)
         api.put(SLICES, slice_of("s", pod("b")))
         await api.start()
         await until(lambda: "certificate" in str(watch.problem), "the refusal of whom nobody vouches for")
@@ -292,10 +288,10 @@ async def test_an_authority_that_was_replaced_is_read_relist(tmp_path: Path) -> 
         await until(lambda: list(said[-1]) == ["b"], "the change")
 
 
-@pytest.mark.skipif(OPENSSL is None, reason="openssl is not installed, which makes the certificates")
+@with_openssl
 async def test_without_an_authority_those_of_the_system_count(tmp_path: Path) -> None:
     api = api_with("a")
-    _, api.tls = certificate(tmp_path, "unknown")
+    api.tls = tls_of(*certificate(tmp_path))
     async with watching(api) as (watch, said):
         await until(lambda: "certificate" in str(watch.problem), "the refusal")
     assert said == []

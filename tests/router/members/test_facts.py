@@ -56,18 +56,6 @@ def test_one_that_is_still_loading_is_not_taken_for_one_without_events() -> None
     assert known is not None and not known.loading
 
 
-def test_events_are_asked_where_the_replica_is() -> None:
-    endpoints = {"events": "tcp://0.0.0.0:5557", "replay": "tcp://*:5558", "status": None, "snapshot": None}
-    facts = native_facts(spec(), load(endpoints=endpoints, topic="t"))
-    assert facts is not None
-    assert (facts.spec.events, facts.spec.replay) == ("tcp://10.0.0.1:5557", "tcp://10.0.0.1:5558")
-
-
-def test_events_of_another_machines_loopback_are_refused_with_what_to_do() -> None:
-    with pytest.raises(BadSpec, match="--events-host"):
-        native_facts(spec(), load(endpoints={"events": "tcp://127.0.0.1:5557"}))
-
-
 @pytest.mark.parametrize(
     ("said", "url", "endpoint"),
     [
@@ -104,11 +92,6 @@ def test_without_a_layout_nothing_is_read() -> None:
     for layout in (None, ""):
         facts = native_facts(spec(), load(kv_read="tcp://10.0.0.7:6000", kv_layout=layout))
         assert facts is not None and (facts.kv_read, facts.kv_layout) == ("", "")
-
-
-def test_another_model_than_the_one_named_is_refused() -> None:
-    with pytest.raises(BadSpec, match="serves 'm', not 'other'"):
-        native_facts(spec(model="other"), load())
 
 
 # ---- others

@@ -267,18 +267,6 @@ def test_a_pod_without_a_port_of_http_is_told_how_to_name_it(caplog: pytest.LogC
 # ---- changes
 
 
-def test_only_what_changes_a_replica_is_a_change() -> None:
-    made = listed(pod("p"))
-    assert not change(made, "MODIFIED", pod("p", annotations={"touched": "again"}), "6")
-    assert change(made, "ADDED", pod("q"), "7")
-    assert not change(made, "ADDED", pod("r", ready=False), "8")
-    assert change(made, "MODIFIED", pod("r"), "9")
-    empty = {"metadata": {"creationTimestamp": None}, "spec": {"containers": None}, "status": {}}
-    assert not change(made, "BOOKMARK", empty, "12")
-    assert change(made, "DELETED", pod("p"), "13")
-    assert (sorted(made.desired()), made.resource_version) == (["q", "r"], "13")
-
-
 def test_an_event_from_before_what_is_known_changes_nothing_and_asks_for_a_list() -> None:
     made = listed(pod("p"))
     assert change(made, "DELETED", pod("p"), "20")

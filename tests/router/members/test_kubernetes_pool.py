@@ -158,18 +158,6 @@ async def test_a_pool_may_come_late_go_and_come_again(caplog: pytest.LogCaptureF
     assert [list(desired) for desired in it.said] == [["p"], ["p", "q"]]
 
 
-async def test_another_selector_or_port_counts_at_once() -> None:
-    pods = [pod("a", labels=A), pod("b", labels=B)]
-    async with followed(api_with(pool("llm", A), *pods)) as it:
-        await it.names("a")
-        it.api.put(POOLS, pool("llm", B))
-        await it.names("b")
-        it.api.put(PODS, pod("a2", labels=A))
-        it.api.put(POOLS, pool("llm", B, [9000]))
-        await until(lambda: it.said[-1]["b"].url == "http://10.0.0.1:9000", "the port")
-        assert [list(desired) for desired in it.said] == [["a"], ["b"], ["b"]]
-
-
 @pytest.mark.parametrize(
     ("path", "status", "why"),
     [

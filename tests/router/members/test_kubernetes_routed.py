@@ -1,7 +1,6 @@
 """A whole router that Kubernetes tells: pods come and go, and so does the API server, while clients are answered."""
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -19,7 +18,9 @@ from router.members.feeds import Feeds
 from tests.router.kubernetes_api import PODS, POOLS, SPACE, KubernetesApi, Object, pod, pool, port
 from tests.router.scripted import CHAT, Scripted, Served, chat, connect, named, served
 
-SOON_S = 3.0  # one second is promised; other tests on the machine may add to it
+pytestmark = pytest.mark.virtual
+
+SOON_S = 1.0  # as promised
 
 
 class Cloud:
@@ -48,9 +49,9 @@ class Cloud:
 
     async def soon(self, expected: dict[str, bool]) -> None:
         """Wait until the router's replicas are these; fails after SOON_S."""
-        until_s = time.monotonic() + SOON_S
+        until_s = asyncio.get_running_loop().time() + SOON_S
         while (found := await self.members()) != expected:
-            assert time.monotonic() < until_s, f"{found} instead of {expected}"
+            assert asyncio.get_running_loop().time() < until_s, f"{found} instead of {expected}"
             await asyncio.sleep(0.01)
 
     async def ask_on_and_on(self) -> None:
@@ -202,6 +203,7 @@ async def until_tried(made: Cloud, times: int) -> None:
     assert watch.problem is not None
 
 
+@pytest.mark.virtual(False)
 @pytest.mark.parametrize("known", [True, False])
 async def test_events_of_pods_are_encrypted_with_the_keys_that_the_router_was_given(
     known: bool, tmp_path: Path
@@ -225,10 +227,10 @@ async def test_events_of_pods_are_encrypted_with_the_keys_that_the_router_was_gi
 
 
 async def heard_of(feeds: Feeds, name: str) -> bool:
-    """Tell whether its events arrive within a second."""
-    until_s = time.monotonic() + SOON_S
+    """Tell whether its events arrive, by a clock that others on the machine may hold up."""
+    until_s = asyncio.get_running_loop().time() + 3 * SOON_S
     while (state := feeds.state(name)) is None or state.seq != 0:
-        if time.monotonic() > until_s:
+        if asyncio.get_running_loop().time() > until_s:
             return False
         await asyncio.sleep(0.01)
     return True

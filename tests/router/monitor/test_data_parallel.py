@@ -7,7 +7,6 @@ import pytest
 from events.publisher import Publisher, PublisherConfig
 from router.members import feed
 from router.members.spec import ReplicaSpec
-from router.monitor import upkeep
 from router.placement.index import APPROXIMATE
 from tests.router.loopback import until
 from tests.router.scripted import CHAT, MODEL, Call, Scripted, Served, chat, connect, drops, refused_port, says, served
@@ -109,8 +108,7 @@ async def test_ranks_drain_together_and_by_either_name() -> None:
             assert all(one.candidate.unavailable is None for one in running.router.members)
 
 
-async def test_another_number_of_ranks_after_a_restart_makes_other_replicas(monkeypatch: Any) -> None:
-    monkeypatch.setattr(upkeep, "LEARN_AGAIN_S", 0.05)
+async def test_another_number_of_ranks_after_a_restart_makes_other_replicas() -> None:
     e = engine(2)
     async with e.running(), served(ready=False, replicas=(spec_of(e),)) as running, connect(running.port) as client:
         await has(running, "e@dp0", "e@dp1")
@@ -136,8 +134,7 @@ def other_spec(other: Scripted) -> ReplicaSpec:
     return ReplicaSpec(name=other.name, url=f"http://127.0.0.1:{other.port}", engine="openai")
 
 
-async def test_an_adapter_is_noticed_and_forgotten(monkeypatch: Any) -> None:
-    monkeypatch.setattr(upkeep, "LEARN_AGAIN_S", 0.05)
+async def test_an_adapter_is_noticed_and_forgotten() -> None:
     e = engine(1)
     base = {"id": MODEL, "owned_by": "vllm", "max_model_len": 512}
     async with e.running(), served(ready=False, replicas=(spec_of(e),)) as running, connect(running.port) as client:
@@ -184,8 +181,7 @@ async def test_a_socket_that_is_never_reached_is_named_and_nothing_is_called_exa
             assert running.router.feeds.state("e").connected
 
 
-async def test_an_engine_that_cannot_tell_its_sockets_for_once_keeps_them(monkeypatch: Any) -> None:
-    monkeypatch.setattr(upkeep, "LEARN_AGAIN_S", 0.05)
+async def test_an_engine_that_cannot_tell_its_sockets_for_once_keeps_them() -> None:
     e = engine(2)
     async with e.running(), served(ready=False, replicas=(spec_of(e),)) as running:
         await has(running, "e@dp0", "e@dp1")

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from router.members.spec import ReplicaSpec
-from router.monitor import suspects
+from router.monitor.suspects import STALLED_S
 from tests.router.loopback import until
 from tests.router.scripted import (
     CHAT,
@@ -61,9 +61,7 @@ class Engine(Scripted):
 
 
 @asynccontextmanager
-async def engines(count: int, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[list[Engine], Served]]:
-    monkeypatch.setattr(suspects, "STALLED_S", 0.5)
-    monkeypatch.setattr(suspects, "SCRAPE_S", 0.05)
+async def engines(count: int) -> AsyncIterator[tuple[list[Engine], Served]]:
     made = [Engine(f"e{number}") for number in range(count)]
     async with served(*made, health_interval_s=0.2) as running:
         steps = cycle((1, 0))  # the router may look for the first time after the first step
@@ -98,8 +96,8 @@ async def settled(running: Served, name: str, *, takes: bool) -> str:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_requests_leave_an_engine_that_has_stopped(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with engines(2, monkeypatch) as ([one, _], running), connect(running.port) as client:
+async def test_requests_leave_an_engine_that_has_stopped(stream: bool) -> None:
+    async with engines(2) as ([one, _], running), connect(running.port) as client:
         one.stop()
         asked = chat(stream=stream)
         await asked_of(one, running, client, CHAT, asked)
@@ -109,8 +107,8 @@ async def test_requests_leave_an_engine_that_has_stopped(stream: bool, monkeypat
         assert (await client.post(CHAT, asked)).body == b'"e1"' and len(one.calls) == 1
 
 
-async def test_short_prompts_do_not_make_an_engine_seem_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with engines(2, monkeypatch) as ([one, _], running), connect(running.port) as client:
+async def test_short_prompts_do_not_make_an_engine_seem_slow() -> None:
+    async with engines(2) as ([one, _], running), connect(running.port) as client:
         member = running.member("e0")
         one.stop()
         await asked_of(one, running, client, CHAT, chat())
@@ -118,12 +116,12 @@ async def test_short_prompts_do_not_make_an_engine_seem_slow(monkeypatch: pytest
         while not member.server.suspicion:
             member.candidate.prefill_tokens_per_s = 1.0  # as after a short prompt that took a while
             await asyncio.sleep(0.005)
-        assert running.router.now_s() - began_s < 2.0
+        assert running.router.now_s() - began_s < 2 * STALLED_S
         assert (await client.answer()).json == "e1"
 
 
-async def test_an_engine_that_goes_on_is_found_by_asking_it_for_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with engines(2, monkeypatch) as ([one, _], running), connect(running.port) as client:
+async def test_an_engine_that_goes_on_is_found_by_asking_it_for_a_token() -> None:
+    async with engines(2) as ([one, _], running), connect(running.port) as client:
         one.stop()
         await asked_of(one, running, client, CHAT, chat())
         await client.answer()
@@ -137,13 +135,13 @@ async def test_an_engine_that_goes_on_is_found_by_asking_it_for_a_token(monkeypa
         assert running.member("e0").server.suspicion == ""
 
 
-async def test_an_engine_whose_counts_move_has_not_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with engines(2, monkeypatch) as ([one, _], running), connect(running.port) as client:
+async def test_an_engine_whose_counts_move_has_not_stopped() -> None:
+    async with engines(2) as ([one, _], running), connect(running.port) as client:
         one.works = False  # in the sense that it has no token yet: a long prompt
         await asked_of(one, running, client, CHAT, chat())
         server, steps = running.member("e0").server, 10
         began_s = running.router.now_s()
-        while running.router.now_s() < began_s + 1.5:
+        while running.router.now_s() < began_s + 3 * STALLED_S:
             steps += 1
             one.tell(steps)
             await asyncio.sleep(0.05)  # a step
@@ -153,19 +151,19 @@ async def test_an_engine_whose_counts_move_has_not_stopped(monkeypatch: pytest.M
         assert (await client.answer()).json == "late"
 
 
-async def test_an_engine_that_is_alone_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with engines(1, monkeypatch) as ([one], running), connect(running.port) as client:
+async def test_an_engine_that_is_alone_is_waited_for() -> None:
+    async with engines(1) as ([one], running), connect(running.port) as client:
         one.stop()
         await asked_of(one, running, client, CHAT, chat())
         server = running.member("e0").server
-        await until(lambda: running.router.now_s() - server.worked_s > 1.0, "it has been quiet for long")
+        await until(lambda: running.router.now_s() - server.worked_s > 2 * STALLED_S, "it has been quiet for long")
         assert running.member("e0").candidate.unavailable is None
         one.calls[0].answer(b'"late"')
         assert (await client.answer()).json == "late"
 
 
-async def test_an_engine_that_sleeps_is_left_at_once_until_it_is_awake(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with engines(2, monkeypatch) as ([one, _], running), connect(running.port) as client:
+async def test_an_engine_that_sleeps_is_left_at_once_until_it_is_awake() -> None:
+    async with engines(2) as ([one, _], running), connect(running.port) as client:
         one.works = False
         await asked_of(one, running, client, CHAT, chat())
         one.tell(1, awake=False)
@@ -173,9 +171,9 @@ async def test_an_engine_that_sleeps_is_left_at_once_until_it_is_awake(monkeypat
         assert await settled(running, "e0", takes=False) == "its engine sleeps"
         assert {(await client.post(CHAT, chat())).json for _ in range(3)} == {"e1"}
         server = running.member("e0").server
-        await until(lambda: running.router.now_s() - server.worked_s > 1.0, "it has slept for a while")
+        await until(lambda: running.router.now_s() - server.worked_s > 2 * STALLED_S, "it has slept for a while")
         one.works = True
         one.tell(1)
         await settled(running, "e0", takes=True)
-        assert running.router.now_s() - server.worked_s < 0.5, "else its sleep would be taken for a long step"
+        assert running.router.now_s() - server.worked_s < STALLED_S / 2, "else its sleep would be taken for a long step"
         assert {(await client.post(CHAT, chat())).json for _ in range(2)} == {"e0", "e1"}

@@ -317,9 +317,8 @@ class HangsUp(Scripted):
 
 @pytest.mark.parametrize("alone", [False, True], ids=["beside another one", "alone"])
 async def test_another_engine_that_does_not_answer_at_all_is_left_where_there_is_a_better_one(
-    alone: bool, monkeypatch: pytest.MonkeyPatch
+    alone: bool,
 ) -> None:
-    monkeypatch.setattr(upkeep, "PROBE_S", 0.1)
     taken: list[Call] = []
     frozen = HangsUp("frozen", taken.append, hangs=True)
     others = [] if alone else [named("other")]
@@ -339,8 +338,7 @@ async def test_another_engine_that_does_not_answer_at_all_is_left_where_there_is
         assert (await client.answer()).json == ("frozen" if alone else "other")
 
 
-async def test_another_engine_with_a_bad_health_may_end_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upkeep, "PROBE_S", 0.1)
+async def test_another_engine_with_a_bad_health_may_end_what_it_does() -> None:
     taken: list[Call] = []
     ill = Scripted("ill", taken.append)
     async with served(ill, **OFTEN) as running, connect(running.port) as client:

@@ -1,4 +1,4 @@
-"""What was sent to replicas without events, against a list of blocks, the next to be forgotten first."""
+"""Prompts that were sent to replicas without events, against a list of blocks, the next to be forgotten first."""
 
 import tracemalloc
 from itertools import count

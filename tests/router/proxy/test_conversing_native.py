@@ -14,6 +14,7 @@ from api.prompts.prompts import Prompts
 from api.reading import read
 from api.tokens.tokenizer import ByteTokenizer
 from router.tenants.keys import Key, digest_of
+from tests.router.keeping import Keeping
 from tests.router.scripted import MODEL, Call, Script, Scripted, connect, says, served
 
 pytestmark = pytest.mark.virtual
@@ -135,58 +136,43 @@ async def test_a_key_may_come_in_anthropics_header_and_goes_no_further() -> None
 
 RESPONSES = "/v1/responses"
 DONE_EVENT = b'event: response.completed\ndata: {"type":"response.completed"}\n\n'
-ITEMS = [{"role": "user", "content": "first"}, {"role": "assistant", "content": "said"}]
+FIRST = {"role": "user", "content": "first"}
+ANSWERED = {"role": "assistant", "content": "answer"}
 
 
-class Keeping:
-    """A replica of ours that keeps the responses it made."""
-
-    def __init__(self, name: str) -> None:
-        self.kept: set[str] = set()
-        self.scripted = Scripted(name, self, native=True)
-
-    def __call__(self, call: Call) -> None:
-        if call.method == "GET":
-            response_id = call.path.split("/")[3]
-            found = response_id in self.kept
-            call.answer(json.dumps({"items": ITEMS}).encode() if found else b"{}", 200 if found else 404)
-            return
-        native, _ = call.native
-        assert native.response_id is not None
-        self.kept.add(native.response_id)
-        call.begin_frames("application/json")
-        call.frame(json.dumps({"id": native.response_id}).encode(), 104)
-        call.end()
+def keeping(name: str) -> Keeping:
+    return Keeping(name, "warmroute")
 
 
 async def test_a_response_is_continued_with_the_conversation_of_its_replica() -> None:
-    one, two = Keeping("one"), Keeping("two")
-    async with served(one.scripted, two.scripted) as running, connect(running.port) as client:
+    one, two = keeping("one"), keeping("two")
+    async with served(one, two) as running, connect(running.port) as client:
         made = (await client.post(RESPONSES, {"model": MODEL, "input": "first"})).json["id"]
         asked = {"model": MODEL, "input": "then", "previous_response_id": made}
         assert (await client.post(RESPONSES, asked)).status == 200
-        calls = [call for keeping in (one, two) for call in keeping.scripted.calls if call.method == "POST"]
+        calls = [call for each in (one, two) for call in each.calls if call.method == "POST"]
         [(native, sent)] = [call.native for call in calls if b"then" in call.body]
-        assert sent["previous_items"] == ITEMS and sent["previous_response_id"] == made
-        chat = [*ITEMS, {"role": "user", "content": "then"}]
+        assert [item["content"] for item in sent["previous_items"]] == ["first", "answer"]
+        assert sent["previous_response_id"] == made
+        chat = [FIRST, ANSWERED, {"role": "user", "content": "then"}]
         assert unpack_ids(native.prompts[0]) == Prompts(ByteTokenizer()).chat(
             read(json.dumps({"model": MODEL, "messages": chat}).encode(), ChatRequest)
         )
 
 
-async def test_an_item_that_is_named_is_found_at_its_replica(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, two = Keeping("one"), Keeping("two")
-    async with served(one.scripted, two.scripted) as running, connect(running.port) as client:
+async def test_an_item_that_is_named_is_found_at_its_replica() -> None:
+    one, two = keeping("one"), keeping("two")
+    async with served(one, two) as running, connect(running.port) as client:
         made = (await client.post(RESPONSES, {"model": MODEL, "input": "first"})).json["id"]
-        named = {"type": "item_reference", "id": f"msg_{made.removeprefix('resp_')}_0"}
+        named = {"type": "item_reference", "id": f"msg_{made.removeprefix('resp_')}_7"}
         asked = {"model": MODEL, "input": [named, {"role": "user", "content": "then"}]}
         assert (await client.post(RESPONSES, asked)).status == 400  # that response has no such item
-        monkeypatch.setitem(ITEMS[-1], "id", named["id"])
+        named["id"] = f"msg_{made.removeprefix('resp_')}_0"
         assert (await client.post(RESPONSES, asked)).status == 200
-        calls = [call for keeping in (one, two) for call in keeping.scripted.calls if call.method == "POST"]
+        calls = [call for each in (one, two) for call in each.calls if call.method == "POST"]
         [(native, sent)] = [call.native for call in calls if b"then" in call.body]
-        assert sent["referenced_items"] == ITEMS and sent["input"] == asked["input"]
-        chat = [ITEMS[-1], {"role": "user", "content": "then"}]
+        assert named["id"] in [item.get("id") for item in sent["referenced_items"]] and sent["input"] == asked["input"]
+        chat = [ANSWERED, {"role": "user", "content": "then"}]
         assert unpack_ids(native.prompts[0]) == Prompts(ByteTokenizer()).chat(
             read(json.dumps({"model": MODEL, "messages": chat}).encode(), ChatRequest)
         )
@@ -194,23 +180,23 @@ async def test_an_item_that_is_named_is_found_at_its_replica(monkeypatch: pytest
 
 @pytest.mark.parametrize("response_id", ["resp_unknown", "resp_x/../../load", "resp_x HTTP/1.1\r\nhost: x", ""])
 async def test_a_response_that_is_nowhere_is_said_to_be_gone(response_id: str) -> None:
-    one = Keeping("one")
-    async with served(one.scripted) as running, connect(running.port) as client:
+    one = keeping("one")
+    async with served(one) as running, connect(running.port) as client:
         asked = {"model": MODEL, "input": "then", "previous_response_id": response_id}
         answer = await client.post(RESPONSES, asked)
         assert (answer.status, answer.error["code"]) == (404, "response_not_found")
-        assert {call.path for call in one.scripted.calls} <= {f"{RESPONSES}/resp_unknown/conversation"}
+        assert {call.path for call in one.calls} <= {f"{RESPONSES}/resp_unknown/conversation"}
 
 
 async def test_a_router_that_has_forgotten_a_response_finds_it_unless_keys_are_kept_apart() -> None:
     keys = tuple(Key(name=name, digest=digest_of(name), salt=salt) for name, salt in (("a", "1"), ("b", "2")))
-    one = Keeping("one")
-    one.kept.add("resp_1")
+    one = keeping("one")
+    one.kept["resp_1"] = [FIRST]
     asked = {"model": MODEL, "input": "then", "previous_response_id": "resp_1"}
-    async with served(one.scripted) as running, connect(running.port) as client:
+    async with served(one) as running, connect(running.port) as client:
         assert (await client.post(RESPONSES, asked)).status == 200
-    two = Keeping("two")
-    async with served(two.scripted, keys=keys, demand_key=True) as running:
+    two = keeping("two")
+    async with served(two, keys=keys, demand_key=True) as running:
         made = ""
         for name, status in (("a", 200), ("b", 404), ("a", 200)):
             async with connect(running.port) as client:

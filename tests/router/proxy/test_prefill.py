@@ -170,10 +170,7 @@ async def test_a_prefill_replica_that_hands_nothing_over_is_left_alone_for_a_whi
         assert await two.outcome() == "handed"
 
 
-async def test_a_prefill_replica_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefill, "LEAST_PATIENCE_S", 0.05)
-    monkeypatch.setattr(prefill, "PATIENCE", 0.0)
-
+async def test_a_prefill_replica_that_says_nothing() -> None:
     async def waits(call: Call) -> None:
         await call.left()
 

@@ -35,7 +35,6 @@ from tests.router.scripted import (
     connect,
     drops,
     event,
-    refused_port,
     says,
     served,
 )
@@ -216,18 +215,6 @@ async def test_metrics_are_sent_at_the_interval_and_add_up(
 def test_an_interval_that_is_none_is_not_obeyed(text: str, seconds: float, caplog: pytest.LogCaptureFixture) -> None:
     assert interval_s(text) == seconds
     assert (repr(text) in caplog.text) == (text not in ("", "250"))
-
-
-async def test_a_missing_collector_disturbs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "10")
-    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
-    endpoint = f"http://127.0.0.1:{refused_port()}"
-    replicas = Script(*[says(USAGE)] * 20).replicas(1)
-    async with served(*replicas, otlp_endpoint=endpoint) as running, connect(running.port) as client:
-        for _ in range(20):
-            assert (await client.post(CHAT, chat())).status == 200
-        begun_s = time.monotonic()
-    assert time.monotonic() - begun_s < CLOSE_LIMIT_S + 5
 
 
 async def test_a_collector_whose_answer_never_ends_delays_no_request_and_no_end(

@@ -142,7 +142,8 @@ async def test_without_an_endpoint_the_clients_trace_continues_untouched() -> No
     assert script.calls[0].header("traceparent") == f"00-{TRACE}-{PARENT}-01"
 
 
-async def test_a_missing_collector_disturbs_nothing() -> None:
+async def test_a_missing_collector_of_spans_and_metrics_disturbs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "10")
     script = Script(answers)
     endpoint = f"http://127.0.0.1:{refused_port()}"
     async with served(*script.replicas(1), otlp_endpoint=endpoint) as running, connect(running.port) as client:

@@ -104,22 +104,6 @@ def test_one_that_is_no_database_fails_and_a_new_one_in_its_place_works(path: st
         assert file.read(ALL, 10) == [ROW]
 
 
-def full(pages: int, *arguments: Any, **options: Any) -> sqlite3.Connection:
-    connection: sqlite3.Connection = sqlite3.connect(*arguments, **options)
-    connection.execute(f"PRAGMA max_page_count = {pages}").close()
-    return connection
-
-
-def test_a_full_one_takes_all_of_a_write_or_nothing(path: str) -> None:
-    rows = [Row("2024-10-04", f"key-{number}", "m" * 100, Counts(1)) for number in range(1000)]
-    with opened(path, partial(full, 8)) as file:
-        write(file, [ROW])
-        with pytest.raises(sqlite3.OperationalError, match="full"):
-            write(file, [*rows, ROW], {(DAY, "a"): Use(1)})
-        assert file.read(ALL, 10) == [ROW]
-        assert file.budgets(DAY) == {}
-
-
 def test_a_locked_one_can_be_written_later(path: str) -> None:
     connect = partial(sqlite3.connect, timeout=0.0)
     with opened(path, lambda path, **options: connect(path, **options | {"timeout": 0.0})) as file:

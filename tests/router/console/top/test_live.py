@@ -26,6 +26,12 @@ def replicas() -> Iterator[Fleet]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def running(replicas: Fleet) -> Iterator[RouterProcess]:
+    with router(*replicas.as_options) as started:
+        yield started
+
+
 def ask(running: RouterProcess, question: str) -> None:
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
     answer = running.post("/v1/chat/completions", {"model": MODEL, "max_tokens": 4, "messages": messages})
@@ -44,33 +50,31 @@ async def states(screen: Shown, *wanted: str) -> None:
     await screen.until(lambda: found() == list(wanted), f"their states are {wanted}")
 
 
-async def test_traffic_is_seen_with_exact_caches_and_true_predictions(replicas: Fleet) -> None:
-    with router(*replicas.as_options) as running:
-        async with shown(running.url, size=(110, 40)) as screen:
-            await states(screen, "exact", "exact")
-            await asked(running, "Why?", "Why is that so?", "Where to?")
-            await screen.until_text("You answer questions about ships", "cold: lowest cost")
-            await screen.until(lambda: screen.poller.seen.decisions[0].of.reported_cached_tokens, "a hit is reported")
-            hit = screen.poller.seen.decisions[0].of
-            assert (hit.reported_cached_tokens or 0) >= (hit.predicted_cached_tokens or 0) > 0
-            row = next(one.of for one in screen.poller.seen.replicas if one.key == hit.chosen)
-            assert row.load.total_blocks == 512 and row.index.blocks["GPU"] > 20
-            assert row.heard_age_s is not None and row.heard_age_s < 5
-            await screen.until(lambda: "%" in screen.line_of(f"{hit.chosen} "), "its cache is in use")
+async def test_traffic_is_seen_with_exact_caches_and_true_predictions(running: RouterProcess) -> None:
+    async with shown(running.url, size=(110, 40)) as screen:
+        await states(screen, "exact", "exact")
+        await asked(running, "Why?", "Why is that so?", "Where to?")
+        await screen.until_text("You answer questions about ships", "cold: lowest cost")
+        await screen.until(lambda: screen.poller.seen.decisions[0].of.reported_cached_tokens, "a hit is reported")
+        hit = screen.poller.seen.decisions[0].of
+        assert (hit.reported_cached_tokens or 0) >= (hit.predicted_cached_tokens or 0) > 0
+        row = next(one.of for one in screen.poller.seen.replicas if one.key == hit.chosen)
+        assert row.load.total_blocks == 512 and row.index.blocks["GPU"] > 20
+        assert row.heard_age_s is not None and row.heard_age_s < 5
+        await screen.until(lambda: "%" in screen.line_of(f"{hit.chosen} "), "its cache is in use")
 
 
-async def test_a_killed_replica_is_down_and_its_restart_is_news(replicas: Fleet) -> None:
-    with router(*replicas.as_options) as running:
-        async with shown(running.url) as screen:
-            await states(screen, "exact", "exact")
-            await asyncio.to_thread(replicas.kill, 1)
-            await states(screen, "exact", "down")
-            await screen.until_text("1 exact, 1 down")
-            await asyncio.to_thread(replicas.start, 1)
-            await states(screen, "exact", "exact")
-            await screen.press("2")
-            risen = {row.key: row.recent.risen for row in screen.poller.seen.replicas}
-            assert risen["r1"] & {"restarts", "reconnects", "repairs"} and not risen["r0"]
+async def test_a_killed_replica_is_down_and_its_restart_is_news(running: RouterProcess, replicas: Fleet) -> None:
+    async with shown(running.url) as screen:
+        await states(screen, "exact", "exact")
+        await asyncio.to_thread(replicas.kill, 1)
+        await states(screen, "exact", "down")
+        await screen.until_text("1 exact, 1 down")
+        await asyncio.to_thread(replicas.start, 1)
+        await states(screen, "exact", "exact")
+        await screen.press("2")
+        risen = {row.key: row.recent.risen for row in screen.poller.seen.replicas}
+        assert risen["r1"] & {"restarts", "reconnects", "repairs"} and not risen["r0"]
 
 
 async def test_a_killed_router_leaves_the_last_figures_and_is_found_again(replicas: Fleet) -> None:
@@ -90,12 +94,12 @@ async def test_a_killed_router_leaves_the_last_figures_and_is_found_again(replic
 
 
 async def test_a_drained_replica_gets_nothing_more(replicas: Fleet) -> None:
-    with router(*replicas.as_options, "--admin-key", "root") as running:
-        async with shown(running.url, "root") as screen:
+    with router(*replicas.as_options, "--admin-key", "root") as drains:
+        async with shown(drains.url, "root") as screen:
             await states(screen, "exact", "exact")
             await screen.press("d", "y")
             await states(screen, "draining", "exact")
-            await asked(running, *(f"{number} ships?" for number in range(4)))
+            await asked(drains, *(f"{number} ships?" for number in range(4)))
             await screen.until(lambda: len(screen.poller.seen.decisions) == 4, "all are decided")
             assert {one.of.chosen for one in screen.poller.seen.decisions} == {"r1"}
             await screen.press("d", "y")
@@ -106,8 +110,8 @@ async def test_a_drained_replica_gets_nothing_more(replicas: Fleet) -> None:
 
 
 @pytest.mark.parametrize("way", ["q", "ctrl+c", "SIGTERM", "SIGHUP"])
-def test_the_terminal_is_left_as_it_was_found(replicas: Fleet, way: str) -> None:
-    with router(*replicas.as_options) as running, terminal("top", running.url, "--interval", "0.2") as screen:
+def test_the_terminal_is_left_as_it_was_found(running: RouterProcess, way: str) -> None:
+    with terminal("top", running.url, "--interval", "0.2") as screen:
         screen.read_until(b"2 exact")
         screen.read_until(b"? help")
         match way:
@@ -124,8 +128,8 @@ def test_the_terminal_is_left_as_it_was_found(replicas: Fleet, way: str) -> None
         assert termios.tcgetattr(screen.theirs) == screen.before
 
 
-def test_it_is_suspended_and_drawn_again(replicas: Fleet) -> None:
-    with router(*replicas.as_options) as running, terminal("top", running.url, "--interval", "0.2") as screen:
+def test_it_is_suspended_and_drawn_again(running: RouterProcess) -> None:
+    with terminal("top", running.url, "--interval", "0.2") as screen:
         screen.read_until(b"q quit")
         screen.type(b"\x1a")
         screen.read_until(b"\x1b[?1049l")

@@ -17,7 +17,6 @@ from router.http.picker.exchange import PickedExchange
 from router.http.picker.server import MAX_WATCHERS
 from router.http.picker.stream import RequestHeaders
 from router.http.picker.wire import CLASSES, MAX_BESIDE_BYTES, ProcessingRequest
-from router.members.health import Health
 from router.members.spec import ReplicaSpec
 from router.tenants.keys import Key, digest_of
 from tests.api.tokenizers import byte_level, saved
@@ -108,19 +107,6 @@ async def test_a_stream_that_ends_while_it_waits_for_room_leaves_the_queue() -> 
         await first.answer()
         assert await third.picked()
         await third.answer()
-
-
-async def test_a_request_that_waits_too_long_is_refused() -> None:
-    async with (
-        served(named("one"), replica_limit=1, queue_timeout_s=0.1, **LISTEN) as running,
-        gateway(running) as asking,
-    ):
-        first, second = asking.stream(), asking.stream()
-        await first.begin(asked())
-        await first.picked()
-        await second.begin(asked())
-        assert await second.refusal() == (429, "queue_full")
-        await first.answer()
 
 
 async def test_a_body_beyond_the_limit_is_refused_before_it_has_come() -> None:
@@ -229,41 +215,6 @@ async def changed_headers(stream: Stream) -> tuple[dict[str, str], set[str]]:
     mutation = value.response.header_mutation
     await stream.reply()
     return {one.header.key: one.header.raw_value.decode() for one in mutation.set_headers}, {*mutation.remove_headers}
-
-
-async def test_an_answer_that_is_an_error_counts_against_the_replica() -> None:
-    async with served(named("one"), **LISTEN) as running, gateway(running) as asking:
-        for status, faults in (("500", 1), ("400", 1), ("429", 1)):
-            stream = asking.stream()
-            await stream.begin(asked())
-            await stream.picked()
-            await stream.answer(b'{"error":{"code":"x"}}', status)
-            await running.idle()
-            assert running.member("one").server.faults == faults
-
-
-async def test_a_draining_replica_gets_nothing_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with served(named("one"), named("two"), **LISTEN) as running, gateway(running) as asking:
-        monkeypatch.setattr(Health, "probe_due", lambda *_: False)  # the next one would find it well
-        stream = asking.stream()
-        await stream.begin(asked())
-        resting = await stream.picked()
-        await stream.answer(b'{"error":{"code":"draining"}}', "503")
-        for _ in range(3):
-            stream = asking.stream()
-            await stream.begin(asked())
-            assert await stream.picked() != resting
-            await stream.answer()
-
-
-async def test_an_answer_that_does_not_come_ends_the_request_here() -> None:
-    async with served(named("one"), first_token_timeout_s=0.3, **LISTEN) as running, gateway(running) as asking:
-        stream = asking.stream()
-        await stream.begin(asked())
-        await stream.picked()
-        await running.idle()
-        assert await stream.reply() is None, "the gateway goes on alone"
-        assert running.member("one").server.faults == 1
 
 
 def picked_by(running: Served) -> Any:
@@ -579,20 +530,6 @@ async def test_a_replica_that_is_named_by_its_host_is_picked_by_its_address() ->
             assert await stream.refusal() == (503, "no_address")
 
 
-@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/embeddings"])
-async def test_an_answer_of_another_replica_counts_there(path: str) -> None:
-    replicas = [named("one"), named("two")]
-    async with served(*replicas, **LISTEN) as running, gateway(running) as asking:
-        stream = asking.stream()
-        await stream.begin(asked(max_tokens=3), path=path)
-        first = await stream.picked()
-        [other] = [one for one in replicas if endpoint(one) != first]
-        await stream.answer(served=endpoint(other))
-        await running.idle()
-        assert running.member(other.name).server.faults == 0
-        assert sum(one.server.faults for one in running.router.members) == 1
-
-
 # ---- any messages, in any order
 
 
@@ -632,10 +569,10 @@ async def test_whatever_a_gateway_sends_nothing_is_left() -> None:
     lot = random.Random(7)
     async with served(named("one"), named("two"), **LISTEN) as running, gateway(running) as asking:
         sent = 0
-        for _ in range(600):
+        for _ in range(200):
             sent += await ask_at_random(asking.stream(), lot)
             await running.idle()
-        assert sent > 1000
+        assert sent > 300
         assert running.router.bodies.used_bytes == 0
         assert not any(member.upstream.sendings for member in running.router.members)
         stream = asking.stream()
