@@ -251,13 +251,8 @@ class AsgiConnection(HttpConnection):
 
 def _only_probes(app: ASGIApp) -> ASGIApp:
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] == PROBE:
-            await app(scope, receive, send)
-        else:
-            message = "too many connections are open; try again, or close some"
-            error = ApiError(
-                503, message, "service_unavailable", code="too_many_connections", headers={"Retry-After": "1"}
-            )
-            await error_response(error)(scope, receive, send)
+        message, again = "too many connections are open; try again, or close some", {"Retry-After": "1"}
+        error = ApiError(503, message, "service_unavailable", code="too_many_connections", headers=again)
+        await (app if scope["path"] == PROBE else error_response(error))(scope, receive, send)
 
     return answer

@@ -8,7 +8,6 @@ import socket
 import ssl
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any
 
 import msgspec
 from starlette.types import ASGIApp
@@ -60,8 +59,9 @@ class HttpServer:
 
     async def serve(self, sockets: Sequence[socket.socket]) -> None:
         loop = asyncio.get_running_loop()
-        options: dict[str, Any] = {"ssl": self._tls, "backlog": BACKLOG}
-        servers = [await loop.create_server(self._connect, sock=listener, **options) for listener in sockets]
+        servers = [
+            await loop.create_server(self._connect, sock=each, ssl=self._tls, backlog=BACKLOG) for each in sockets
+        ]
         self.listening.set()
         try:
             while not self._ends.is_set():
