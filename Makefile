@@ -96,11 +96,11 @@ test-thorough: $(INSTALLED)
 	$(BIN)/python -m tests.fuzz.decode --count 100000
 	$(BIN)/python -m tests.fuzz.picker --count 30000
 
-WORLD_SECONDS ?= 600
+SECONDS ?= 600
 
 search: $(INSTALLED)  ## run the property tests and whole worlds on examples nobody has tried; what fails is kept or named
 	$(BIN)/pytest -n auto --timeout 6000 --hypothesis-profile=search $(PROPERTIES)
-	$(BIN)/python -m tests.world --seconds $(WORLD_SECONDS)
+	$(BIN)/python -m tests.world --seconds $(SECONDS)
 
 test-all: test test-slow  ## run every test that needs no GPU
 

@@ -3,22 +3,27 @@
 import asyncio
 import logging
 import random
+import tempfile
 import traceback
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 
 from router.config import RouterConfig
+from router.members.discovery.file import parse_replicas
+from router.members.spec import ReplicaSpec
 from router.process.front import Front
 from router.proxy.attempt import Attempt
 from router.proxy.retries import Row
 from router.records.access_log import Line
-from router.tenants.keys import Key, digest_of
+from router.tenants.keys import Key
 from tests.world.audit import QUEUE_TIMEOUT_S, Audit
 from tests.world.client import WORDS, Asking
+from tests.world.edited import EditedFile, keys_by_name
 from tests.world.faults import Faults
 from tests.world.loop import SETTLES_S, WorldLoop, run
 from tests.world.network import HERE, Bound, Host, Network
@@ -29,6 +34,7 @@ PORT = 8000
 LASTS_S = 60.0  # with clients and faults
 CALM_S = 10.0  # after the last fault: then the router knows everything again
 DRAINS_S = 60.0  # at most: longer than any request
+LULL_S = 10.0  # in some worlds nobody asks anything for so long
 STEP_S = 0.5  # between two looks at everything
 GRAINS_S = (1e-6, 1e-4, 1e-3)  # of time
 SLOW_SHARES = (0.0, 0.1, 0.5)  # of connections
@@ -57,12 +63,21 @@ class World:
         share, many = chance.choice(VLLM_SHARES), range(chance.randrange(2, 6))
         engines = [VllmReplica if chance.random() < share else ScriptedReplica for _ in many]
         self.replicas = [engines[number](self.network, f"r{number}", chance, self.say) for number in many]
-        has_keys = not self._is_crowded and chance.random() < 0.6
-        self.keys = tuple(map(self._key, TENANTS)) if has_keys else ()
+        self._folder = tempfile.TemporaryDirectory()
+        folder = Path(self._folder.name)
+        self.keys: EditedFile[Key] | None = None
+        self.fleet: EditedFile[ReplicaSpec] | None = None  # None: the router's options name the replicas
+        if not self._is_crowded and chance.random() < 0.6:
+            keys = {name: self._key(name) for name in TENANTS}
+            self.keys = EditedFile(folder / "keys.toml", "keys.{}", keys, keys_by_name, self.loop)
+        if chance.random() < 0.4:
+            specs = {replica.name: msgspec.to_builtins(replica.spec) for replica in self.replicas}
+            self.fleet = EditedFile(folder / "replicas.toml", "[replicas]", specs, parse_replicas, self.loop)
         self._restarts = chance.random() < 0.3
         self._config = msgspec.structs.replace(self._draw(), **settings)
-        self.audit = Audit(self.keys, self.replicas)
-        self.faults = Faults(seed, self.replicas, self.say, left_out)
+        self.audit = Audit(self.replicas, self.keys, self.fleet)
+        self.faults = Faults(seed, self.replicas, self.say, left_out, self.keys, self.fleet)
+        self.audit.outages = self.faults.outages
 
     def run(self) -> "World":
         """Fill `audit.failures` with whatever does not hold."""
@@ -72,10 +87,11 @@ class World:
             except Exception as error:  # any error is a finding
                 self.timeline += traceback.format_exc().splitlines()
                 self.audit.fail(repr(error))
+        self._folder.cleanup()
         return self
 
     def say(self, who: str, what: str) -> None:
-        self.timeline.append(f"{self.loop.elapsed_s:11.6f} {who:8} {what}")
+        self.timeline.append(f"{self.loop.elapsed_s:11.6f} {who:8} {what.replace(self._folder.name, '')}")
 
     @property
     def parts(self) -> list[str]:
@@ -103,28 +119,29 @@ class World:
             replica.kill()
         await self._at(self.host, self._end())
 
-    def _key(self, name: str) -> Key:
+    def _key(self, name: str) -> dict[str, Any]:
         chance = self._chance
-        return Key(
-            name=name,
-            digest=digest_of(name),
-            salt=chance.choice((None, name)),
-            max_in_flight=chance.choice((None, None, 2)),
-            tokens_per_minute=chance.choice((None, None, 3_000)),
-            tokens_per_day=chance.choice((None, 1_000_000)),
-        )
+        return {
+            "key": name,
+            "salt": chance.random() < 0.5,
+            "max_in_flight": chance.choice((None, None, 2)),
+            "tokens_per_minute": chance.choice((None, None, 3_000)),
+            "tokens_per_day": chance.choice((None, 1_000_000)),
+        }
 
     def _clients(self) -> list[Asking]:
         chance = self._chance
         beginnings = ["", *(" ".join(chance.choices(WORDS, k=60)) + "\n" for _ in range(3))]
-        together_s = 1.0 if self._is_crowded else chance.choice((0.0, 0.0, 1.0))
+        together_s = chance.choice((1.0, 5.0) if self._is_crowded else (0.0, 0.0, 1.0))
+        lull_s = self.loop.time() + chance.uniform(5.0, LASTS_S)
+        lull = lull_s, lull_s + chance.choice((0.0, 0.0, LULL_S))
         clients = []
-        for number in range(chance.randrange(2, 9)):
+        for number in range(chance.randrange(6, 13) if self._is_crowded else chance.randrange(2, 9)):
             name, own = f"c{number}", random.Random(f"{self.seed} client {number}")
-            key = chance.choice(self.keys).name if self.keys else None
+            key = chance.choice(TENANTS) if self.keys else None
             where = self.host.address, PORT
             asked, left_out = self.audit.asked, self._left_out
-            clients.append(Asking(name, own, where, self.say, asked, left_out, key, beginnings, together_s))
+            clients.append(Asking(name, own, where, self.say, asked, left_out, key, beginnings, together_s, lull))
         return clients
 
     async def _step(self) -> None:
@@ -133,6 +150,11 @@ class World:
             self.audit.step(self.loop.time())
 
     async def _start(self) -> Front:
+        for file in (self.keys, self.fleet):
+            if file is not None:
+                file.mend()
+        for replica in self.replicas:
+            replica.forgets()
         front = Front(self._config, cast(Any, Bound((self.host.address, PORT))), clock=self.loop.time, seed=self.seed)
         front.router.history.access_log = cast(Any, AccessLog(self._answered))
         self.audit.starts(front, self.loop.time())
@@ -149,9 +171,10 @@ class World:
     def _draw(self) -> RouterConfig:
         chance = self._chance
         return RouterConfig(
-            replicas=tuple(replica.spec for replica in self.replicas),
+            replicas=() if self.fleet else tuple(replica.spec for replica in self.replicas),
+            replicas_file=None if self.fleet is None else str(self.fleet.path),
             client_paths=(TOOL,),
-            keys=self.keys,
+            api_keys_file=None if self.keys is None else str(self.keys.path),
             demand_key=bool(self.keys),
             health_interval_s=chance.choice((0.5, 2.0)),
             policy=chance.choice(("cost", "cost", "round-robin", "least-loaded")),
