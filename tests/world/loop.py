@@ -63,6 +63,7 @@ class WorldLoop(asyncio.SelectorEventLoop):
         self._jumps = _Jumps()
         self.chance = chance
         self._grain_s = grain_s
+        self.clocks_s = [EPOCH_S]  # of the clocks on the wall at the loop's beginning; the last one counts
         super().__init__(self._jumps)
 
     def time(self) -> float:
@@ -125,7 +126,7 @@ def _beyond(what: str) -> NoReturn:
 def clocks_of(loop: WorldLoop) -> Iterator[None]:
     """Let `time.time` tell the world's time: what is written is labelled with it."""
     real = time.time
-    time.time = lambda: EPOCH_S + loop.elapsed_s
+    time.time = lambda: loop.clocks_s[-1] + loop.elapsed_s
     try:
         yield
     finally:

@@ -82,13 +82,27 @@ class Host:
         for end in list(self.ends):
             end.vanish()
 
-    def cut(self, chance: random.Random) -> int:
-        """Reset some of its connections at both ends, as a box between them does; return how many."""
+    def cut(self, chance: random.Random, error: OSError | None = None) -> int:
+        """Reset some of its connections at both ends, as a box between them does; return how many.
+
+        `error`: what the box tells the peers instead, and nobody here.
+        """
         cut = [end for end in self.ends if chance.random() < 0.5]
         for end in cut:
-            end.reset()
-            end.peer.reset()
+            if error is None:
+                end.reset()
+                end.peer.reset()
+            else:
+                end.lose()
+                end.peer.fail(error)
         return len(cut)
+
+    def lose_packets(self, chance: random.Random, resent_after_s: float) -> int:
+        """Let what is on its way from it be lost on some connections, and be sent again; return how many."""
+        lost = [end for end in self.ends if chance.random() < 0.5]
+        for end in lost:
+            end.peer.arrive_later(resent_after_s)
+        return len(lost)
 
     def lose(self, chance: random.Random) -> int:
         """Let no packet of some connections pass any more, as if a box between the ends had forgotten them."""
@@ -126,7 +140,7 @@ class Network:
         here, there = HERE.get(), self.hosts.get(address)
         self._connections += 1
         number = self._connections
-        chance = random.Random(f"{self._seed} connection {number}")
+        chance, asked_s = random.Random(f"{self._seed} connection {number}"), self.loop.time()
         await asyncio.sleep(chance.choice(DELAYS_S))
         await here.heard(here)
         if not here.has_sockets:
@@ -142,8 +156,11 @@ class Network:
         ours = End(self.loop, here, random.Random(f"{self._seed} end {number}"), copy_context())
         theirs = End(self.loop, there, random.Random(f"{self._seed} other end {number}"), listener.context)
         ours.window = theirs.window = chance.choice(WINDOWS)
-        ours.delays_s = theirs.delays_s = SLOW_DELAYS_S if chance.random() < self._slow_share else DELAYS_S
+        if chance.random() < self._slow_share:
+            ours.delays_s = theirs.delays_s = SLOW_DELAYS_S
+            ours.window = theirs.window = max(WINDOWS)  # with a small one, a long body would take minutes
         ours.peer, theirs.peer = theirs, ours
+        ours.asked_s = theirs.asked_s = asked_s
         ours.addresses = (here.address, FIRST_PORT + number), (address, port)
         theirs.addresses = ours.addresses[::-1]
         theirs.open(listener.context.run(listener.factory))
@@ -234,6 +251,8 @@ class End(asyncio.Transport):
         self.delays_s: Sequence[float] = DELAYS_S
         self.is_lost = False  # no packet of it passes any more, and nobody is told
         self.keepalive: dict[int, int] = {}
+        self.asked_s = 0.0  # when the connection was asked for,
+        self.written_s = self.read_s = 0.0  # and when its protocol last wrote to it, or read
         self.addresses: tuple[tuple[str, int], tuple[str, int]]
         self._loop, self._chance, self._context = loop, chance, context
         self._protocol: Any = None
@@ -307,6 +326,7 @@ class End(asyncio.Transport):
             if not self._closing:
                 raise RuntimeError("Cannot call write() after write_eof()")
             return
+        self.written_s = self._loop.time()
         self._unsent += data
         self._send()
         if len(self._unsent) > self._high and not self._is_full:
@@ -315,6 +335,11 @@ class End(asyncio.Transport):
 
     def writelines(self, list_of_data: Any) -> None:
         self.write(b"".join(list_of_data))
+
+    @property
+    def has_read_all(self) -> bool:
+        """Tell whether all that the peer has sent has been read."""
+        return not (self._under_way or self.peer._unsent)
 
     def write_eof(self) -> None:
         if not (self._no_more or self._closing):
@@ -329,10 +354,7 @@ class End(asyncio.Transport):
 
     def abort(self) -> None:
         """End at once; what the system has already is still sent."""
-        if not self._lost:
-            self._closing = True
-            self._unsent.clear()
-            self._over(None)
+        self.fail(None)
 
     # ---- what happens to it
 
@@ -354,6 +376,19 @@ class End(asyncio.Transport):
             idle_s, between_s, times = [self.keepalive[name] for name in names]
             self._ends = self._loop.call_later(idle_s + between_s * times, self._over, TimeoutError(110, "timed out"))
         self.is_lost = True
+
+    def fail(self, error: OSError | None) -> None:
+        """End at once, with what its system was told."""
+        if not self._lost:
+            self._closing = True
+            self._unsent.clear()
+            self._over(error)
+
+    def arrive_later(self, by_s: float) -> None:
+        self._way = deque((at_s + by_s, part) for at_s, part in self._way)
+        if self._arrives is not None:
+            self._arrives.cancel()
+            self._arrives = self._loop.call_at(self._way[0][0], self._arrive, context=self._context)
 
     def arrive_soon(self, within_s: float) -> None:
         if self._way and self._arrives is None:
@@ -465,6 +500,7 @@ class End(asyncio.Transport):
             data = bytes(self._unread[:size])
             del self._unread[:size]
             self._under_way -= size
+            self.read_s = self._loop.time()
             self._call(self._protocol.data_received, data)
             if not self.peer._lost:
                 self.peer._send()

@@ -84,6 +84,7 @@ class ScriptedReplica:
     """One process after the other at the same address."""
 
     health_path = "/ready"
+    resumes = True  # its streams may go on elsewhere
 
     def __init__(self, network: Network, name: str, chance: random.Random, say: Callable[[str, str], None]) -> None:
         self.host: Host = network.host(name)
@@ -103,12 +104,15 @@ class ScriptedReplica:
         self.running: dict[Answering, None] = {}
         self.waiting: deque[Answering] = deque()
         self.is_troubled = self.hangs = False
+        self.well_since_s = self.stored_s = 0.0  # after its last trouble, and after it last published something
         self.effects: list[Effect] = []  # all there ever were
         self.answers: Callable[[], tuple[int, bytes]] | None = None  # to every request, instead of what it wants
+        self.is_crowded = False  # whoever asks it without the router has all of its room
         self.refusals: dict[str, set[str]] = {}  # status and code, by the request's id
         self.answerings: list[Answering] = []  # all there ever were
         self.found: list[str] = []  # what the router should not have done
-        self._said_draining_s: dict[str, float] = {}  # when it first told so, with nothing in its way, each router
+        self._knows_s: dict[Host, float] = {}  # when a router has read that it drains
+        self._telling: list[tuple[End, float]] = []  # routers' ends that have yet to read that, and since when
         self._moments: dict[str, asyncio.Future[None]] = {}
         self.network = network
 
@@ -154,7 +158,7 @@ class ScriptedReplica:
         self.say(self.name, f"starts, process {self.incarnation}")
 
     def drain(self) -> None:
-        self._said_draining_s.clear()
+        self.forgets()
         self.say(self.name, f"drains, with {len(self.running)} running and {len(self.waiting)} waiting")
         self.draining = True
         for answering in [*self.running, *self.waiting]:
@@ -187,13 +191,42 @@ class ScriptedReplica:
             "pool": {"total": self.cache_blocks},
         }
 
-    def drains(self, router: str, request_id: str) -> bytes:
-        """Tell a router so; from then on nothing new should come until a health check has succeeded."""
-        now_s = self.loop.time()
-        said_s = self._said_draining_s.setdefault(router, now_s)
-        if now_s - max(said_s, self.host.troubled_s) > KNOWN_S:
-            self.found.append(f"{request_id} came {now_s - said_s:.3f} s after it had said that it drains")
+    def refuses(self, request_id: str, conversation: "Conversation") -> bytes:
+        """Say that it drains: once a router has read that, only a health check that it sends later may end it."""
+        self._learns()
+        end = conversation.transport.peer
+        late_s = conversation.sent_s - self._knows_s.get(end.host, math.inf)
+        if late_s > 0:
+            self.found.append(f"{request_id} was sent {late_s:.3f} s after the router had read that it drains")
+        self._telling.append((end, self.loop.time()))
         return DRAINING
+
+    def is_well(self, conversation: "Conversation") -> None:
+        """Note that a health check has succeeded."""
+        self._learns()
+        router = conversation.transport.peer.host
+        if conversation.sent_s > self._knows_s.get(router, math.inf):
+            self.forgets(router)
+
+    def forgets(self, router: Host | None = None) -> None:
+        """Note that this router, or any, may take it for one that takes requests."""
+        if router is None:
+            self._knows_s.clear()
+            self._telling.clear()
+        else:
+            self._knows_s.pop(router, None)
+            self._telling = [(end, since_s) for end, since_s in self._telling if end.host is not router]
+
+    def _learns(self) -> None:
+        for end, since_s in self._telling[:]:
+            if end.has_read_all and end.read_s > since_s:
+                self._knows_s[end.host] = min(self._knows_s.get(end.host, math.inf), end.read_s)
+                self._telling.remove((end, since_s))
+
+    @property
+    def is_full(self) -> bool:
+        has_room = len(self.running) < self.most_running or len(self.waiting) < self.most_waiting
+        return self.is_crowded or not has_room
 
     def make_room(self) -> None:
         while self.waiting and len(self.running) < self.most_running and not self.hangs:
@@ -209,6 +242,7 @@ class Conversation(asyncio.Protocol):
         self._replica = replica
         self._parser = HttpRequestParser(self)
         self._answering: Answering | Effect | None = None
+        self._requests = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
@@ -222,9 +256,16 @@ class Conversation(asyncio.Protocol):
             self._answering.stop()
             self._replica.make_room()
 
+    @property
+    def sent_s(self) -> float:
+        """When the router decided to send the present request here; for the first one it asked for the connection."""
+        router = self.transport.peer
+        return router.written_s if self._requests > 1 else router.asked_s
+
     # ---- what the parser finds
 
     def on_message_begin(self) -> None:
+        self._requests += 1
         self._url, self._body, self._id = b"", b"", ""
 
     def on_url(self, url: bytes) -> None:
@@ -242,22 +283,24 @@ class Conversation(asyncio.Protocol):
         if (found := replica.told(path, self._body)) is not None:
             self._refuse(*found)
             if path == replica.health_path:
+                if found[0] == 200:
+                    replica.is_well(self)
                 replica.happens("health check")
         elif path not in (CHAT, COMPLETIONS, TOOL):
             self._refuse(404, b"{}")
         elif replica.draining:
-            self._refuse(503, replica.drains(self.transport.peer.host.name, self._id))
+            self._refuse(503, replica.refuses(self._id, self))
         elif replica.answers is not None:
             self._refuse(*replica.answers())
         elif path == TOOL:
-            self._answering = Effect(replica, self.transport, self._body, self._id)
-        elif len(replica.running) >= replica.most_running and len(replica.waiting) >= replica.most_waiting:
+            self._answering = Effect(replica, self, self._body, self._id)
+        elif replica.is_full:
             self._refuse(429, QUEUE_FULL)
         else:
-            self._answering = replica.answering(replica, self.transport, self._body, self._id)
+            self._answering = replica.answering(replica, self, self._body, self._id)
             replica.waiting.append(self._answering)
             replica.make_room()
-            replica.happens("request")
+            replica.happens("continuation" if self._answering.goes_on else "request")
 
     def _refuse(self, status: int, body: bytes) -> None:
         if status >= 400 and self._id:
@@ -269,11 +312,12 @@ class Conversation(asyncio.Protocol):
 class Effect:
     """A request that must not be repeated, as nobody knows what a second one does."""
 
-    def __init__(self, replica: ScriptedReplica, transport: End, body: bytes, id: str) -> None:
-        self.id = id
-        self._replica, self._body, self._transport = replica, body, transport
+    def __init__(self, replica: ScriptedReplica, conversation: Conversation, body: bytes, id: str) -> None:
+        self.id, self.sent_s = id, conversation.sent_s
+        self._replica, self._body, self._transport = replica, body, conversation.transport
         self._timer = replica.loop.call_later(EFFECT_S, self._end)
         replica.effects.append(self)
+        replica.happens("effect")
 
     def _end(self) -> None:
         if self._replica.hangs:
@@ -291,11 +335,12 @@ class Answering:
 
     _end = b"0\r\n\r\n"
 
-    def __init__(self, replica: ScriptedReplica, transport: End, body: bytes, id: str) -> None:
-        self.id, self.replica = id, replica
+    def __init__(self, replica: ScriptedReplica, conversation: Conversation, body: bytes, id: str) -> None:
+        self.id, self.replica, self.sent_s = id, replica, conversation.sent_s
         self.cached: int | None = None  # None: it has not begun
         self.came_s, self.lost_s = replica.loop.time(), math.inf  # the latter if it has not come to its end
         self.said = 0  # tokens of its answer, elsewhere
+        self.goes_on = False  # with the answer of another replica
         self.salt: str | None = None
         prompt, tokens = self._read(body)
         self.prompt_tokens = len(prompt) // 4
@@ -304,7 +349,7 @@ class Answering:
         self._prompt = unpack_ids(prompt) + self._tokens[: self.said]
         root = root_key(MODEL, cache_salt=self.salt, block_size=BLOCK_TOKENS)
         self._keys = block_keys(self._prompt, BLOCK_TOKENS, root)
-        self._transport = transport
+        self._transport = conversation.transport
         self._timer: asyncio.TimerHandle | None = None
         replica.answerings.append(self)
 
@@ -315,6 +360,7 @@ class Answering:
         # A router that does not know the tokens leaves them to us.
         prompt = native.prompts[0] if native.prompts else pack_ids(PROMPTS.chat(read(asked, ChatRequest)))
         self.said = len(unpack_ids(native.resume_token_ids[0])) if native.resume_token_ids else 0
+        self.goes_on = self.said > 0
         self.salt, self._tells_use = native.cache_salt, native.tells_use
         tokens, told = tokens_of(prompt, fields["max_tokens"]), (native.response_id, native.created)
         if fields["stream"]:
@@ -379,6 +425,7 @@ class Answering:
             self.cached = self._cached
             if events := replica.cache.store(self._keys, self._prompt, self.salt):
                 replica.publisher.publish(events)
+                replica.stored_s = replica.loop.time()
         self._write(self._pieces.popleft(), self._tokens[self._at : self._at + 1], is_first=is_first)
         self._at += 1
         replica.tokens += 1
