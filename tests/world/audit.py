@@ -44,7 +44,8 @@ WAITED_FOR = {NO_ROOM, "503 draining"}  # half an answer does not break off for 
 class Routed:
     """One router, and what the auditor knows of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: Host) -> None:
+        self.host = host
         self.front: Front | None = None  # None: it is not there
         self.starts_s: list[float] = []
         self.latest: set[str] = set()  # requests that ended since its last start
@@ -191,6 +192,8 @@ class Audit:
             return True
         if end == NO_REPLICA and any(0 < one.asked_s - start_s < BEGINS_S for start_s in self.asks(one).starts_s):
             return True
+        if end == NO_REPLICA and self.asks(one).host.lacked_socket_s >= one.asked_s:
+            return True
         told = set[str]().union(*(replica.refusals.get(one.id, ()) for replica in self._replicas))
         had_no_room = self._had_no_room(one)
         was_cut_off = all(replica.host.troubled_s > 0 for replica in self._replicas)
@@ -239,11 +242,12 @@ class Audit:
         try:
             await Served(cast(Front, routed.front), 0, {}).idle()
             for replica in self._replicas:
+                replica.check_at_rest()
                 known = router.feeds.known(replica.name)
                 is_exact = known is not None and known[1] is None
                 assert is_exact or isinstance(replica, VllmReplica), f"{replica.name} is not exact: {known}"
                 member = router.members.by_name[replica.name]
-                slot, blocks = member.slot, [*replica.cache.blocks]
+                slot, blocks = member.slot, replica.blocks
                 held = sum(placement.index.blocks(slot).values())
                 known_ones = sum(mask >> slot & 1 for mask in placement.index.holders(blocks))
                 assert known_ones == held, f"of {held} blocks, {replica.name} has only {known_ones}"

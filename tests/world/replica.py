@@ -41,20 +41,25 @@ def tokens_of(prompt: bytes, count: int) -> list[int]:
     """The answer to a prompt of packed token ids: small letters, each by all that stands before it."""
     before, tokens = blake2b(prompt, digest_size=1), list[int]()
     for _ in range(count):
-        tokens.append(97 + before.copy().digest()[0] % 26)
+        tokens.append(letter(before.copy()))
         before.update(pack_ids(tokens[-1:]))
     return tokens
+
+
+def letter(before: blake2b) -> int:
+    return 97 + before.digest()[0] % 26
 
 
 def stream_of(
     tokens: list[int], said: int, response_id: str | None, created: int | None, *, chat: bool = True, ids: bool = False
 ) -> list[bytes]:
     """The events of an answer from the token at `said` on, as vLLM has them, in one piece for each token."""
-    told = {"id": response_id, "created": created, "model": MODEL, "object": OBJECTS[chat]}
+    told = {"id": response_id, "object": OBJECTS[chat], "created": created, "model": MODEL}
 
     def piece(said: dict[str, Any], token: int | None = None, finish: str | None = None) -> bytes:
-        told_ids = {"token_ids": [token]} if ids and token is not None else {}
-        choice = {"index": 0, **said, "finish_reason": finish, **told_ids}
+        more: dict[str, Any] = {"token_ids": [token]} if ids and token is not None else {}
+        more |= {"stop_reason": None} if finish else {}
+        choice = {"index": 0, **said, "logprobs": None, "finish_reason": finish, **more}
         return event(encode({**told, "choices": [choice]}).decode())
 
     pieces = []
@@ -71,9 +76,10 @@ def stream_of(
 
 def whole_of(tokens: list[int], response_id: str | None, created: int | None, **more: Any) -> bytes:
     """The same as a whole answer."""
-    message = {"role": "assistant", "content": "".join(map(chr, tokens))}
-    told = {"id": response_id, "created": created, "model": MODEL, "object": "chat.completion"}
-    return encode({**told, "choices": [{"index": 0, "message": message, "finish_reason": "length"}], **more})
+    message = {"role": "assistant", "content": "".join(map(chr, tokens)), "refusal": None}
+    told = {"id": response_id, "object": "chat.completion", "created": created, "model": MODEL}
+    end = {"logprobs": None, "finish_reason": "length", "stop_reason": None}
+    return encode({**told, "choices": [{"index": 0, "message": message, **end}], **more})
 
 
 def effect_of(text: str) -> bytes:
@@ -136,6 +142,14 @@ class ScriptedReplica:
     def answering(self) -> "type[Answering]":
         return Answering
 
+    @property
+    def blocks(self) -> list[int]:
+        """The blocks of its cache."""
+        return [*self.cache.blocks]
+
+    def check_at_rest(self) -> None:
+        """Verify what must hold when no request is left."""
+
     def told(self, path: str, body: bytes) -> tuple[int, bytes] | None:
         """The answer to a question of the router's own; None: it is none."""
         if path == self.health_path:
@@ -159,6 +173,10 @@ class ScriptedReplica:
         self.draining = True
         for answering in [*self.running, *self.waiting]:
             answering.give_up()
+
+    def take_again(self) -> None:
+        """Take requests, though it was told to drain."""
+        self.draining = False
 
     def kill(self) -> None:
         self.say(self.name, f"is killed, with {len(self.running)} running and {len(self.waiting)} waiting")
