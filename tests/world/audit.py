@@ -3,7 +3,7 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import Any, cast
 
@@ -50,7 +50,8 @@ WAITED_FOR = {NO_ROOM, "503 draining"}  # half an answer does not break off for 
 class Routed:
     """One router, and what the auditor knows of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: Host) -> None:
+        self.host = host
         self.front: Front | None = None  # None: it is not there
         self.starts_s: list[float] = []
         self.latest: set[str] = set()  # requests that ended since its last start
@@ -67,7 +68,7 @@ class Audit:
     def __init__(
         self,
         replicas: Sequence[ScriptedReplica],
-        routers: Mapping[Host, Routed],
+        routers: Collection[Routed],
         keys: EditedFile[Key] | None,
         fleet: EditedFile[ReplicaSpec] | None,
     ) -> None:
@@ -100,10 +101,10 @@ class Audit:
 
     def step(self, now_s: float) -> None:
         """Every structure is sound, nothing is stuck, and nobody works for a request that is over."""
-        for host, routed in self._routers.items():
+        for routed in self._routers:
             if routed.front is not None:
                 self._structures(routed.front)
-                self._settled(host, routed, now_s)
+                self._settled(routed, now_s)
         at: dict[str, str] = {}
         for replica in self._replicas:
             for one in [*replica.running, *replica.waiting]:
@@ -139,9 +140,9 @@ class Audit:
         except AssertionError as error:
             self.fail(f"a structure of the router is not sound: {error!r}")
 
-    def _settled(self, host: Host, routed: Routed, now_s: float) -> None:
+    def _settled(self, routed: Routed, now_s: float) -> None:
         """Of a replica that has been well for a while, the cache is known, and no dead connection is waited on."""
-        router = routed.router
+        router, host = routed.router, routed.host
         for replica in self._replicas:
             since_s = max(replica.well_since_s, replica.host.troubled_s, host.troubled_s, routed.starts_s[-1])
             is_well = not (replica.is_troubled or replica.host.silent) and host.has_sockets
@@ -152,7 +153,7 @@ class Audit:
                 is_dead = connection is not None and connection.transport.is_lost
                 if attempt.member.name == replica.name and is_dead and attempt.goes_on and not attempt.is_paused:
                     self.fail(f"an answer of {replica.name} waits on a connection that is dead")
-            if now_s - replica.stored_s >= SETTLED_S:
+            if now_s - replica.publisher.published_s >= SETTLED_S:
                 try:
                     self._is_known(router, replica)
                 except AssertionError as error:
@@ -243,6 +244,8 @@ class Audit:
         has_just_begun = any(0 < one.asked_s - start_s < BEGINS_S for start_s in self.asks(one).starts_s)
         if end == NO_REPLICA and has_just_begun:
             return True
+        if end == NO_REPLICA and self.asks(one).host.lacked_socket_s >= one.asked_s:
+            return True
         told = set[str]().union(*(replica.refusals.get(one.id, ()) for replica in self._replicas))
         had_no_room = self._had_no_room(one)
         was_cut_off = any(from_s <= one.ended_s and one.asked_s <= to_s + SETTLED_S for from_s, to_s in self.outages)
@@ -298,6 +301,7 @@ class Audit:
         try:
             await Served(cast(Front, routed.front), 0, {}).idle()
             for replica in self._replicas:
+                replica.check_at_rest()
                 self._is_known(router, replica)
                 member = router.members.by_name[replica.name]
                 assert not len(member.candidate.queue_positions), f"prompts wait at {replica.name}"
@@ -318,7 +322,7 @@ class Audit:
         known, index = router.feeds.known(replica.name), router.placement.index
         is_exact = known is not None and known[1] is None
         assert is_exact or isinstance(replica, VllmReplica), f"{replica.name} is not exact: {known}"
-        slot, blocks = router.members.by_name[replica.name].slot, [*replica.cache.blocks]
+        slot, blocks = router.members.by_name[replica.name].slot, replica.blocks
         held = sum(index.blocks(slot).values())
         known_ones = sum(mask >> slot & 1 for mask in index.holders(blocks))
         assert known_ones == held, f"of {held} blocks, {replica.name} has only {known_ones}"

@@ -132,7 +132,7 @@ class Faults:
         await asyncio.sleep(self._chance.choice((0.0, 0.1, 1.0, 5.0)))
         if self._chance.random() < 0.3:
             self._say(replica.name, "takes requests again")
-            replica.draining = False
+            replica.take_again()
         else:
             await self.kill(replica)
 

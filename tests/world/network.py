@@ -8,13 +8,17 @@ draws, and is read in pieces that it draws, too. Only bytes of one connection ar
 
 import asyncio
 import errno
+import logging
 import math
 import random
 import socket
+import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from contextvars import ContextVar, copy_context
 from typing import Any
+from weakref import WeakSet
 
 from tests.world.loop import WorldLoop
 
@@ -36,9 +40,11 @@ class Host:
         self.silent = False  # no packet comes or goes; nothing closes
         self.apart: set[Host] = set()  # no packet passes between them and this one
         self.has_sockets = True  # else it can open no further connection
+        self.lacked_socket_s = -math.inf  # when it last did
         self.troubled_s = -math.inf  # when it last spoke again, or a connection of it was lost
         self.listeners: dict[int, Listener] = {}
         self.ends: dict[End, None] = {}
+        self.tasks: WeakSet[asyncio.Task[Any]] = WeakSet()
         self._network = network
         self._heard = asyncio.Event()
 
@@ -77,10 +83,19 @@ class Host:
             await self._heard.wait()
 
     def kill(self) -> None:
-        """End its process: the system closes all of its sockets. Nobody of it is told."""
+        """End its process: the system closes all of its sockets, and nothing of it runs any more. Nobody is told."""
         self.listeners.clear()
         for end in list(self.ends):
             end.vanish()
+        loop: Any = self._network.loop
+        for task in self.tasks:
+            asyncio.tasks._unregister_task(task)
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+        self._network.dead += self.tasks
+        self.tasks.clear()
+        for handle in [*loop._scheduled, *loop._ready]:
+            if handle._context is not None and handle._context.get(HERE) is self:
+                handle.cancel()
 
     def cut(self, chance: random.Random, error: OSError | None = None) -> int:
         """Reset some of its connections at both ends, as a box between them does; return how many.
@@ -121,7 +136,17 @@ class Network:
         self.hosts: dict[str, Host] = {}  # by address
         self._seed = seed
         self._connections = 0
+        self.dead: list[asyncio.Task[Any]] = []  # tasks of killed processes
         loop.network = self
+        loop.set_task_factory(self._task)  # type: ignore[arg-type]
+
+    def _task(self, loop: WorldLoop, work: Any, context: Any = None, **more: Any) -> "asyncio.Task[Any]":
+        """Make a task, and note to which host it belongs."""
+        task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, context=context, **more)
+        host = HERE.get(None) if context is None else context.get(HERE)
+        if host is not None:
+            host.tasks.add(task)
+        return task
 
     def host(self, name: str) -> Host:
         number = len(self.hosts) + 1
@@ -144,6 +169,7 @@ class Network:
         await asyncio.sleep(chance.choice(DELAYS_S))
         await here.heard(here)
         if not here.has_sockets:
+            here.lacked_socket_s = self.loop.time()
             raise OSError(errno.EMFILE, "Too many open files")
         if there is None:
             raise OSError(113, f"no route to {address}")
@@ -177,6 +203,16 @@ class Network:
         ours.open(protocol)
         return ours, protocol
 
+    def bury(self) -> None:
+        """Close what killed processes have left, which they would do themselves at some later moment."""
+        logging.disable()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for task in self.dead:
+                with suppress(RuntimeError):  # it waits for something at its end
+                    task.get_coro().close()
+        logging.disable(logging.NOTSET)
+
     def left(self) -> list[str]:
         """Connections and listeners that nobody has closed."""
         ends = [f"the connection {end}" for host in self.hosts.values() for end in host.ends]
@@ -190,9 +226,14 @@ class Bound:
     family = 2  # AF_INET
 
     def __init__(
-        self, address: tuple[str, int], peer: tuple[str, int] | None = None, keepalive: dict[int, int] | None = None
+        self,
+        address: tuple[str, int],
+        peer: tuple[str, int] | None = None,
+        keepalive: dict[int, int] | None = None,
+        around: Callable[[Callable[[], Any]], Callable[[], Any]] | None = None,
     ) -> None:
-        self._address, self._peer, self._keepalive = address, peer, keepalive
+        """`around`, if any, is put around what makes the protocols of a listener."""
+        self._address, self._peer, self._keepalive, self.around = address, peer, keepalive, around
 
     def getsockname(self) -> tuple[str, int]:
         return self._address

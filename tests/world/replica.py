@@ -41,20 +41,25 @@ def tokens_of(prompt: bytes, count: int) -> list[int]:
     """The answer to a prompt of packed token ids: small letters, each by all that stands before it."""
     before, tokens = blake2b(prompt, digest_size=1), list[int]()
     for _ in range(count):
-        tokens.append(97 + before.copy().digest()[0] % 26)
+        tokens.append(letter(before.copy()))
         before.update(pack_ids(tokens[-1:]))
     return tokens
+
+
+def letter(before: blake2b) -> int:
+    return 97 + before.digest()[0] % 26
 
 
 def stream_of(
     tokens: list[int], said: int, response_id: str | None, created: int | None, *, chat: bool = True, ids: bool = False
 ) -> list[bytes]:
     """The events of an answer from the token at `said` on, as vLLM has them, in one piece for each token."""
-    told = {"id": response_id, "created": created, "model": MODEL, "object": OBJECTS[chat]}
+    told = {"id": response_id, "object": OBJECTS[chat], "created": created, "model": MODEL}
 
     def piece(said: dict[str, Any], token: int | None = None, finish: str | None = None) -> bytes:
-        told_ids = {"token_ids": [token]} if ids and token is not None else {}
-        choice = {"index": 0, **said, "finish_reason": finish, **told_ids}
+        more: dict[str, Any] = {"token_ids": [token]} if ids and token is not None else {}
+        more |= {"stop_reason": None} if finish else {}
+        choice = {"index": 0, **said, "logprobs": None, "finish_reason": finish, **more}
         return event(encode({**told, "choices": [choice]}).decode())
 
     pieces = []
@@ -71,9 +76,10 @@ def stream_of(
 
 def whole_of(tokens: list[int], response_id: str | None, created: int | None, **more: Any) -> bytes:
     """The same as a whole answer."""
-    message = {"role": "assistant", "content": "".join(map(chr, tokens))}
-    told = {"id": response_id, "created": created, "model": MODEL, "object": "chat.completion"}
-    return encode({**told, "choices": [{"index": 0, "message": message, "finish_reason": "length"}], **more})
+    message = {"role": "assistant", "content": "".join(map(chr, tokens)), "refusal": None}
+    told = {"id": response_id, "object": "chat.completion", "created": created, "model": MODEL}
+    end = {"logprobs": None, "finish_reason": "length", "stop_reason": None}
+    return encode({**told, "choices": [{"index": 0, "message": message, **end}], **more})
 
 
 def effect_of(text: str) -> bytes:
@@ -104,7 +110,7 @@ class ScriptedReplica:
         self.running: dict[Answering, None] = {}
         self.waiting: deque[Answering] = deque()
         self.is_troubled = self.hangs = False
-        self.well_since_s = self.stored_s = 0.0  # after its last trouble, and after it last published something
+        self.well_since_s = 0.0  # after its last trouble
         self.effects: list[Effect] = []  # all there ever were
         self.answers: Callable[[], tuple[int, bytes]] | None = None  # to every request, instead of what it wants
         self.is_crowded = False  # whoever asks it without the router has all of its room
@@ -140,6 +146,14 @@ class ScriptedReplica:
     def answering(self) -> "type[Answering]":
         return Answering
 
+    @property
+    def blocks(self) -> list[int]:
+        """The blocks of its cache."""
+        return [*self.cache.blocks]
+
+    def check_at_rest(self) -> None:
+        """Verify what must hold when no request is left."""
+
     def told(self, path: str, body: bytes) -> tuple[int, bytes] | None:
         """The answer to a question of the router's own; None: it is none."""
         if path == self.health_path:
@@ -163,6 +177,10 @@ class ScriptedReplica:
         self.draining = True
         for answering in [*self.running, *self.waiting]:
             answering.give_up()
+
+    def take_again(self) -> None:
+        """Take requests, though it was told to drain."""
+        self.draining = False
 
     def kill(self) -> None:
         self.say(self.name, f"is killed, with {len(self.running)} running and {len(self.waiting)} waiting")
@@ -191,21 +209,19 @@ class ScriptedReplica:
             "pool": {"total": self.cache_blocks},
         }
 
-    def refuses(self, request_id: str, conversation: "Conversation") -> bytes:
+    def refuses(self, request_id: str, end: End, sent_s: float) -> bytes:
         """Say that it drains: once a router has read that, only a health check that it sends later may end it."""
         self._learns()
-        end = conversation.transport.peer
-        late_s = conversation.sent_s - self._knows_s.get(end.host, math.inf)
+        late_s = sent_s - self._knows_s.get(end.host, math.inf)
         if late_s > 0:
             self.found.append(f"{request_id} was sent {late_s:.3f} s after the router had read that it drains")
         self._telling.append((end, self.loop.time()))
         return DRAINING
 
-    def is_well(self, conversation: "Conversation") -> None:
+    def is_well(self, router: Host, sent_s: float) -> None:
         """Note that a health check has succeeded."""
         self._learns()
-        router = conversation.transport.peer.host
-        if conversation.sent_s > self._knows_s.get(router, math.inf):
+        if sent_s > self._knows_s.get(router, math.inf):
             self.forgets(router)
 
     def forgets(self, router: Host | None = None) -> None:
@@ -284,12 +300,12 @@ class Conversation(asyncio.Protocol):
             self._refuse(*found)
             if path == replica.health_path:
                 if found[0] == 200:
-                    replica.is_well(self)
+                    replica.is_well(self.transport.peer.host, self.sent_s)
                 replica.happens("health check")
         elif path not in (CHAT, COMPLETIONS, TOOL):
             self._refuse(404, b"{}")
         elif replica.draining:
-            self._refuse(503, replica.refuses(self._id, self))
+            self._refuse(503, replica.refuses(self._id, self.transport.peer, self.sent_s))
         elif replica.answers is not None:
             self._refuse(*replica.answers())
         elif path == TOOL:
@@ -425,7 +441,6 @@ class Answering:
             self.cached = self._cached
             if events := replica.cache.store(self._keys, self._prompt, self.salt):
                 replica.publisher.publish(events)
-                replica.stored_s = replica.loop.time()
         self._write(self._pieces.popleft(), self._tokens[self._at : self._at + 1], is_first=is_first)
         self._at += 1
         replica.tokens += 1

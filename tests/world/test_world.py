@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from replica.cache.block_pool import BlockPool
 from router.workers.peer_inbox import Inbox
 from tests.docs.pages import ROOT
-from tests.world import replica
+from tests.world import replica, world
+from tests.world.engine import EngineReplica
 from tests.world.planted import BUGS
 from tests.world.publisher import Publisher
 from tests.world.shrink import kinds, shrunk
@@ -95,6 +97,14 @@ def test_a_load_that_a_router_does_not_take_back_from_a_peer_is_found(monkeypatc
     assert not World(1, faults=False, routers=2).run().audit.failures
     monkeypatch.setattr(Inbox, "_ended", lambda *_: False)
     assert [found for found in World(1, faults=False, routers=2).run().audit.failures if "not at rest" in found]
+
+
+def test_a_block_that_the_engine_does_not_give_back_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world, "KINDS", ((EngineReplica,),))
+    assert not World(1, faults=False).run().audit.failures
+    honest = BlockPool.release
+    monkeypatch.setattr(BlockPool, "release", lambda pool, blocks: honest(pool, blocks[1:]))
+    assert [found for found in World(1, faults=False).run().audit.failures if "not at rest" in found]
 
 
 def test_a_cache_that_the_index_does_not_know_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,14 +13,13 @@ from engines.prompts.vllm import Vllm
 from events.blocks import pack_tokens
 from router.members.spec import ReplicaSpec
 from tests.router.scripted import DONE, MODEL, SSE, event, head_of
-from tests.world.network import Network
+from tests.world.network import End, Network
 from tests.world.publisher import EVENTS, REPLAY
 from tests.world.replica import (
     BLOCK_TOKENS,
     PORT,
     PROMPTS,
     Answering,
-    Conversation,
     ScriptedReplica,
     encode,
     stream_of,
@@ -58,8 +57,8 @@ class VllmReplica(ScriptedReplica):
             return 200, encode({"tokens": tokens_in(body)})
         return (200, self._metrics().encode()) if path == "/metrics" else None
 
-    def refuses(self, request_id: str, conversation: Conversation) -> bytes:
-        del request_id, conversation  # the router learns nothing of this code
+    def refuses(self, request_id: str, end: End, sent_s: float) -> bytes:
+        del request_id, end, sent_s  # the router learns nothing of this code
         return b'{"error":{"code":"shutting_down"}}'
 
     def _metrics(self) -> str:

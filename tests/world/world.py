@@ -1,12 +1,13 @@
 """A whole world from one seed: what is in it, what happens, and what must hold at its end."""
 
 import asyncio
+import io
 import logging
 import random
 import tempfile
 import traceback
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from contextvars import copy_context
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from router.tenants.keys import Key
 from tests.world.audit import QUEUE_TIMEOUT_S, Audit, Routed
 from tests.world.client import WORDS, Asking
 from tests.world.edited import EditedFile, keys_by_name
+from tests.world.engine import EngineReplica
 from tests.world.faults import Faults
 from tests.world.loop import SETTLES_S, WorldLoop, run
 from tests.world.network import HERE, Bound, Host, Network
@@ -42,9 +44,12 @@ STEP_S = 0.5  # between two looks at everything
 PARTED_S = (0.2, 1.0, 8.0)  # two routers: the longest is long enough to be forgotten
 GRAINS_S = (1e-6, 1e-4, 1e-3)  # of time
 SLOW_SHARES = (0.0, 0.1, 0.5)  # of connections
-VLLM_SHARES = (0.0, 0.0, 0.0, 0.5, 1.0)  # of the replicas; the others are ours
+KINDS: tuple[tuple[type[ScriptedReplica], ...], ...] = (  # of the replicas of a world
+    *((ScriptedReplica,), (ScriptedReplica, VllmReplica), (VllmReplica,)),
+    *((EngineReplica,), (EngineReplica, ScriptedReplica), (EngineReplica, VllmReplica)),
+)
 TENANTS = ("red", "green", "blue")
-SPOKEN = ("router", "events", "api", "asyncio")
+SPOKEN = ("router", "replica", "events", "api", "asyncio")
 
 
 class World:
@@ -66,10 +71,9 @@ class World:
         self.network = Network(self.loop, str(seed), chance.choice(SLOW_SHARES))
         self.loop.set_exception_handler(self._failed)
         names = ["router", *(f"router{number}" for number in range(2, max(routers, chance.choice(ROUTERS)) + 1))]
-        self.routers = {self.network.host(name): Routed() for name in names}
-        share, many = chance.choice(VLLM_SHARES), range(chance.randrange(2, 6))
-        engines = [VllmReplica if chance.random() < share else ScriptedReplica for _ in many]
-        self.replicas = [engines[number](self.network, f"r{number}", chance, self.say) for number in many]
+        self.routers = {host: Routed(host) for host in map(self.network.host, names)}
+        kinds, names = chance.choice(KINDS), [f"r{number}" for number in range(chance.randrange(2, 6))]
+        self.replicas = [chance.choice(kinds)(self.network, name, chance, self.say) for name in names]
         self._folder = tempfile.TemporaryDirectory()
         folder = Path(self._folder.name)
         self.keys: EditedFile[Key] | None = None
@@ -83,7 +87,7 @@ class World:
         self._restarts = chance.random() < 0.3
         self._parts = chance.random() < 0.5  # routers from each other
         self._config = msgspec.structs.replace(self._draw(), **settings)
-        self.audit = Audit(self.replicas, self.routers, self.keys, self.fleet)
+        self.audit = Audit(self.replicas, self.routers.values(), self.keys, self.fleet)
         self.faults = Faults(seed, self.replicas, list(self.routers), self.say, left_out, self.keys, self.fleet)
         self.audit.outages = self.faults.outages
 
@@ -264,7 +268,8 @@ class World:
             logger.setLevel(logging.INFO)
             logger.propagate = False
         try:
-            yield
+            with redirect_stdout(io.StringIO()):  # of replicas, that they are ready
+                yield
         finally:
             for logger, (level, propagate) in zip(loggers, before, strict=True):
                 logger.removeHandler(handler)
