@@ -58,6 +58,7 @@ class Faults:
         self._seed, self._replicas, self._say, self._left_out = seed, replicas, say, left_out
         kinds = [*KINDS, *(OF_KEYS if keys else []), *(OF_FLEETS if fleet else [])]
         self._kinds = chance.sample(kinds, chance.randrange(1, len(kinds) + 1))
+        self._moments = chance.sample(MOMENTS, chance.randrange(1, len(MOMENTS) + 1))
         self._every_s = chance.choice(EVERY_S)
         self._spared = chance.choice(replicas)
         self._chance = chance  # of the present fault
@@ -77,7 +78,7 @@ class Faults:
             chance = random.Random(f"{self._seed} {name}")
             await asyncio.sleep(min(chance.expovariate(1 / self._every_s), until_s - loop.time()))
             if chance.random() < 0.7:
-                await self._moment(replica, chance.choice(MOMENTS))
+                await self._moment(replica, chance.choice(self._moments))
             if loop.time() >= until_s:
                 return
             kind = chance.choice(self._kinds)
@@ -141,8 +142,8 @@ class Faults:
         self._say("world", f"{how} {replica.host.cut(self._chance, error)} connections of {replica.name}")
 
     async def packets(self, replica: ScriptedReplica) -> None:
-        lost = replica.host.lose_packets(self._chance, self._chance.choice((0.2, 0.4, 0.8)))
-        self._say("world", f"loses packets on {lost} connections of {replica.name}")
+        self._say("world", f"loses packets of {replica.name}, which sends them again")
+        replica.host.lose_packets(self._chance.choice((0.2, 0.4, 0.8)))
 
     async def _break_others(self, replica: ScriptedReplica) -> None:
         """At times answers of others break just as this one takes none."""
