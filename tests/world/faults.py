@@ -5,6 +5,7 @@ import errno
 import random
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from itertools import count
 from typing import Any
 
@@ -12,13 +13,13 @@ from router.members.spec import ReplicaSpec
 from router.tenants.keys import Key
 from tests.router.scripted import QUEUE_FULL
 from tests.world.edited import BROKEN, EditedFile
-from tests.world.network import DELAYS_S, End
 from tests.world.publisher import EVENTS
 from tests.world.replica import ScriptedReplica
 
 Say = Callable[[str, str], None]
 Fault = Callable[["Faults", ScriptedReplica], Awaitable[None]]
 
+CHANCE: ContextVar[random.Random] = ContextVar("chance")
 EVERY_S = (3.0, 6.0, 15.0)  # at one replica
 MOMENTS = (
     "health check",
@@ -61,7 +62,11 @@ class Faults:
         self._moments = chance.sample(MOMENTS, chance.randrange(1, len(MOMENTS) + 1))
         self._every_s = chance.choice(EVERY_S)
         self._spared = chance.choice(replicas)
-        self._chance = chance  # of the present fault
+
+    @property
+    def _chance(self) -> random.Random:
+        """What the present fault draws from, whatever else happens meanwhile."""
+        return CHANCE.get()
 
     async def run(self, until_s: float) -> None:
         """Each fault is over before the next begins at the same replica."""
@@ -84,7 +89,8 @@ class Faults:
             kind = chance.choice(self._kinds)
             if not replica.is_troubled and name not in self._left_out:
                 self.names.append(name)
-                replica.is_troubled, self._chance = True, chance
+                replica.is_troubled = True
+                CHANCE.set(chance)
                 await kind(self, replica)
                 replica.is_troubled, replica.well_since_s = False, loop.time()
 
@@ -232,14 +238,15 @@ class Faults:
 
     async def late(self, replica: ScriptedReplica) -> None:
         """Its events come late, though it is heard in time."""
-        ends: list[End] = [peer.transport for peer in replica.publisher.subscribers[EVENTS]]  # type: ignore[misc]
+        ends = [peer.transport.peer for peer in replica.publisher.subscribers[EVENTS]]  # type: ignore[attr-defined]
+        before = [end.delays_s for end in ends]
         delay_s = self._chance.choice((0.05, 1.0, 3.0))
         self._say(replica.name, f"sends its events {delay_s} s late")
         for end in ends:
-            end.peer.delays_s = (delay_s,)
+            end.delays_s = (delay_s,)
         await asyncio.sleep(self._chance.choice((1.0, 6.0)))
-        for end in ends:
-            end.peer.delays_s = DELAYS_S
+        for end, delays_s in zip(ends, before, strict=True):
+            end.delays_s = delays_s
 
     async def clock(self, replica: ScriptedReplica) -> None:
         """Somebody sets the clocks on the wall."""
