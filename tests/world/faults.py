@@ -5,6 +5,7 @@ import errno
 import random
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from itertools import count
 from typing import Any
 
@@ -12,13 +13,14 @@ from router.members.spec import ReplicaSpec
 from router.tenants.keys import Key
 from tests.router.scripted import QUEUE_FULL
 from tests.world.edited import BROKEN, EditedFile
-from tests.world.network import DELAYS_S, End, Host
+from tests.world.network import Host
 from tests.world.publisher import EVENTS
 from tests.world.replica import ScriptedReplica
 
 Say = Callable[[str, str], None]
 Fault = Callable[["Faults", ScriptedReplica], Awaitable[None]]
 
+CHANCE: ContextVar[random.Random] = ContextVar("chance")
 EVERY_S = (3.0, 6.0, 15.0)  # at one replica
 MOMENTS = (
     "health check",
@@ -59,9 +61,14 @@ class Faults:
         self._seed, self._replicas, self._say, self._left_out = seed, replicas, say, left_out
         kinds = [*KINDS, *(OF_KEYS if keys else []), *(OF_FLEETS if fleet else [])]
         self._kinds = chance.sample(kinds, chance.randrange(1, len(kinds) + 1))
+        self._moments = chance.sample(MOMENTS, chance.randrange(1, len(MOMENTS) + 1))
         self._every_s = chance.choice(EVERY_S)
         self._spared = chance.choice(replicas)
-        self._chance = chance  # of the present fault
+
+    @property
+    def _chance(self) -> random.Random:
+        """What the present fault draws from, whatever else happens meanwhile."""
+        return CHANCE.get()
 
     async def run(self, until_s: float) -> None:
         """Each fault is over before the next begins at the same replica."""
@@ -78,13 +85,14 @@ class Faults:
             chance = random.Random(f"{self._seed} {name}")
             await asyncio.sleep(min(chance.expovariate(1 / self._every_s), until_s - loop.time()))
             if chance.random() < 0.7:
-                await self._moment(replica, chance.choice(MOMENTS))
+                await self._moment(replica, chance.choice(self._moments))
             if loop.time() >= until_s:
                 return
             kind = chance.choice(self._kinds)
             if not replica.is_troubled and name not in self._left_out:
                 self.names.append(name)
-                replica.is_troubled, self._chance = True, chance
+                replica.is_troubled = True
+                CHANCE.set(chance)
                 await kind(self, replica)
                 replica.is_troubled, replica.well_since_s = False, loop.time()
 
@@ -142,8 +150,8 @@ class Faults:
         self._say("world", f"{how} {replica.host.cut(self._chance, error)} connections of {replica.name}")
 
     async def packets(self, replica: ScriptedReplica) -> None:
-        lost = replica.host.lose_packets(self._chance, self._chance.choice((0.2, 0.4, 0.8)))
-        self._say("world", f"loses packets on {lost} connections of {replica.name}")
+        self._say("world", f"loses packets of {replica.name}, which sends them again")
+        replica.host.lose_packets(self._chance.choice((0.2, 0.4, 0.8)))
 
     async def _break_others(self, replica: ScriptedReplica) -> None:
         """At times answers of others break just as this one takes none."""
@@ -232,14 +240,15 @@ class Faults:
 
     async def late(self, replica: ScriptedReplica) -> None:
         """Its events come late, though it is heard in time."""
-        ends: list[End] = [peer.transport for peer in replica.publisher.subscribers[EVENTS]]  # type: ignore[misc]
+        ends = [peer.transport.peer for peer in replica.publisher.subscribers[EVENTS]]  # type: ignore[attr-defined]
+        before = [end.delays_s for end in ends]
         delay_s = self._chance.choice((0.05, 1.0, 3.0))
         self._say(replica.name, f"sends its events {delay_s} s late")
         for end in ends:
-            end.peer.delays_s = (delay_s,)
+            end.delays_s = (delay_s,)
         await asyncio.sleep(self._chance.choice((1.0, 6.0)))
-        for end in ends:
-            end.peer.delays_s = DELAYS_S
+        for end, delays_s in zip(ends, before, strict=True):
+            end.delays_s = delays_s
 
     async def clock(self, replica: ScriptedReplica) -> None:
         """Somebody sets the clocks on the wall."""

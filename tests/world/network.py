@@ -112,12 +112,10 @@ class Host:
                 end.peer.fail(error)
         return len(cut)
 
-    def lose_packets(self, chance: random.Random, resent_after_s: float) -> int:
-        """Let what is on its way from it be lost on some connections, and be sent again; return how many."""
-        lost = [end for end in self.ends if chance.random() < 0.5]
-        for end in lost:
+    def lose_packets(self, resent_after_s: float) -> None:
+        """Let what is on its way from it be lost, and be sent again."""
+        for end in self.ends:
             end.peer.arrive_later(resent_after_s)
-        return len(lost)
 
     def lose(self, chance: random.Random) -> int:
         """Let no packet of some connections pass any more, as if a box between the ends had forgotten them."""
@@ -423,7 +421,8 @@ class End(asyncio.Transport):
         if not self._lost:
             self._closing = True
             self._unsent.clear()
-            self._over(error)
+            if self._protocol is not None:  # else whoever connects finds it closed
+                self._over(error)
 
     def arrive_later(self, by_s: float) -> None:
         self._way = deque((at_s + by_s, part) for at_s, part in self._way)

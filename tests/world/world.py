@@ -43,6 +43,7 @@ LULL_S = 10.0  # in some worlds nobody asks anything for so long
 STEP_S = 0.5  # between two looks at everything
 PARTED_S = (0.2, 1.0, 8.0)  # two routers: the longest is long enough to be forgotten
 GRAINS_S = (1e-6, 1e-4, 1e-3)  # of time
+CROWDED_GRAINS_S = (1e-3, 5e-3)  # with the latter, nearly all that is sent at one moment comes at one, too
 SLOW_SHARES = (0.0, 0.1, 0.5)  # of connections
 KINDS: tuple[tuple[type[ScriptedReplica], ...], ...] = (  # of the replicas of a world
     *((ScriptedReplica,), (ScriptedReplica, VllmReplica), (VllmReplica,)),
@@ -66,7 +67,7 @@ class World:
         self._is_disturbed, self._left_out = faults, left_out
         chance = self._chance = random.Random(f"{seed} script")
         self._is_crowded = chance.random() < 0.25  # all ask at once, and there is hardly any room
-        grain_s = max(GRAINS_S) if self._is_crowded else chance.choice(GRAINS_S)
+        grain_s = chance.choice(CROWDED_GRAINS_S if self._is_crowded else GRAINS_S)
         self.loop = WorldLoop(random.Random(f"{seed} loop"), grain_s)
         self.network = Network(self.loop, str(seed), chance.choice(SLOW_SHARES))
         self.loop.set_exception_handler(self._failed)
