@@ -85,11 +85,11 @@ test-thorough: $(INSTALLED)
 qualify: $(INSTALLED)  ## run what changes rarely or needs what is not ours: engines, clients, images, whole grids; hours
 	$(BIN)/python -m qualification
 
-WORLD_SECONDS ?= 600
+SECONDS ?= 600
 
 search: $(INSTALLED)  ## run the property tests and whole worlds on examples nobody has tried; what fails is kept or named
 	$(BIN)/pytest -n auto --timeout 6000 --hypothesis-profile=search $(PROPERTIES)
-	$(BIN)/python -m tests.world --seconds $(WORLD_SECONDS)
+	$(BIN)/python -m tests.world --seconds $(SECONDS)
 
 test-all: test test-slow  ## run the fast and the slow tests
 

@@ -11,7 +11,6 @@ import os
 import signal
 import socket as network
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -225,9 +224,16 @@ class Loop:
         self.stopped = False
         self._check_asked = False
         self._report_at_s = 0.0
-        self._log_at_s = time.monotonic() + engine.config.log_interval_s
+        self._now_s = engine.clock.now_s
+        self._log_at_s = self._now_s() + engine.config.log_interval_s
 
     def run(self) -> None:
+        self.greet()
+        while not orphaned(self.parent_pid) and self._read():
+            self.turn()
+        self.compilations.close()
+
+    def greet(self) -> None:
         config, publisher, neighbours = self.engine.config, self.publisher, self.neighbours
         self._send(
             messages.Hello(
@@ -243,42 +249,43 @@ class Loop:
                 kv_layout=neighbours.kv_layout if neighbours else "",
             )
         )
-        while not orphaned(self.parent_pid) and self._read():
-            for compiled in self.compilations.take():
-                refused = compiled if isinstance(compiled, messages.Refused) else self.engine.submit_all(*compiled)
-                if refused is not None:
-                    self._send(refused)
-            self._settle_adapters()
-            if self.engine.busy:
-                outputs = self.engine.step()
-                if outputs:
-                    self._send(messages.Outputs(outputs))
+
+    def turn(self) -> None:
+        """Take one step, if there is something to compute, and say what has come of it."""
+        for compiled in self.compilations.take():
+            refused = compiled if isinstance(compiled, messages.Refused) else self.engine.submit_all(*compiled)
+            if refused is not None:
+                self._send(refused)
+        self._settle_adapters()
+        if self.engine.busy:
+            outputs = self.engine.step()
+            if outputs:
+                self._send(messages.Outputs(outputs))
+        else:
+            self.engine.settle()
+        self._publish(self.engine.take_events())
+        if self._check_asked:
+            self._check_asked = False
+            try:
+                self.engine.check()
+            except AssertionError as failed:
+                log.error("check failed: %s", failed)
             else:
-                self.engine.settle()
-            self._publish(self.engine.take_events())
-            if self._check_asked:
-                self._check_asked = False
-                try:
-                    self.engine.check()
-                except AssertionError as failed:
-                    log.error("check failed: %s", failed)
-                else:
-                    log.info("check passed")
-            if time.monotonic() >= self._report_at_s:
-                self._report_at_s = time.monotonic() + REPORT_INTERVAL_S
-                self.engine.expire_retention()
-                stats = self.engine.stats()
-                stats.cpu_wait_s = cpu_wait_s()
-                if neighbours is not None:
-                    stats.neighbours = neighbours.snapshot()
-                if publisher is not None:
-                    publisher.report(stats.load)
-                self._send(stats)
-                if time.monotonic() >= self._log_at_s:
-                    self._log_at_s = time.monotonic() + config.log_interval_s
-                    if stats.rates.prompt_tokens_per_s or stats.rates.generated_tokens_per_s or stats.load.running:
-                        log.info("%s", describe(stats))
-        self.compilations.close()
+                log.info("check passed")
+        if self._now_s() >= self._report_at_s:
+            self._report_at_s = self._now_s() + REPORT_INTERVAL_S
+            self.engine.expire_retention()
+            stats = self.engine.stats()
+            stats.cpu_wait_s = cpu_wait_s()
+            if self.neighbours is not None:
+                stats.neighbours = self.neighbours.snapshot()
+            if self.publisher is not None:
+                self.publisher.report(stats.load)
+            self._send(stats)
+            if self._now_s() >= self._log_at_s:
+                self._log_at_s = self._now_s() + self.engine.config.log_interval_s
+                if stats.rates.prompt_tokens_per_s or stats.rates.generated_tokens_per_s or stats.load.running:
+                    log.info("%s", describe(stats))
 
     def ask_for_check(self, *_: object) -> None:
         """A signal handler: a step may be half done, so the loop checks when it is."""
@@ -286,19 +293,19 @@ class Loop:
 
     def _read(self) -> bool:
         """Take what has come; with nothing to compute, wait for it, or for the next report. False: it was to stop."""
-        wait_s = 0.0 if self.engine.busy else self._report_at_s - time.monotonic()
+        wait_s = 0.0 if self.engine.busy else self._report_at_s - self._now_s()
         works_beside = self.compilations or (self.engine.shelf is not None and self.engine.shelf.is_reading)
         if self.engine.only_loads or (works_beside and not self.engine.busy):
             wait_s = BESIDE_POLL_S
         while not self.stopped and (ready := dict(self._poller.poll(max(0, round(wait_s * 1000))))):
             if self.socket in ready:
-                self._obey(self.socket.recv())
+                self.obey(self.socket.recv())
             if self.neighbours is not None and self.neighbours.descriptor in ready:
                 self.neighbours.serve()
             wait_s = 0.0
         return not self.stopped
 
-    def _obey(self, payload: bytes) -> None:
+    def obey(self, payload: bytes) -> None:
         message = messages.decode_to_engine(payload)
         if isinstance(message, messages.SubmitAll):
             submits = message.submits

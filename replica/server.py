@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
@@ -40,7 +41,7 @@ def serve(config: ReplicaConfig) -> int:
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
         return _failed(f"cannot listen on {config.host}:{config.port}: {reason}; choose another --port or --host")
     with listener:
-        return uvloop.run(_serve(config, prompts, listener))
+        return uvloop.run(serve_on(listener, config, prompts))
 
 
 def load_prompts(config: ReplicaConfig) -> Prompts:
@@ -53,11 +54,12 @@ def load_prompts(config: ReplicaConfig) -> Prompts:
     return Prompts(tokenizer, template, config.engine.vocabulary[1], name, config.special_tokens_in_text)
 
 
-async def _serve(config: ReplicaConfig, prompts: Prompts, listener: socket.socket) -> int:
-    signals = Signals()
+async def serve_on(listener: socket.socket, config: ReplicaConfig, prompts: Prompts, **given: Any) -> int:
+    """Serve until told to end, and return the exit status. `given`: signals and an engine instead of the usual ones."""
+    signals = given.get("signals") or Signals()
     limits = connection_limits()
     try:
-        engine = await EngineClient.spawn(config.engine)
+        engine = given.get("engine") or await EngineClient.spawn(config.engine)
     except OSError as error:
         return _failed(f"the engine's process cannot be started: {error}")
     app = build_app(engine, prompts, config)

@@ -153,6 +153,7 @@ class Upkeep:
         leaving = asyncio.create_task(self._leave(server))
         self._leaving.add(leaving)
         leaving.add_done_callback(self._leaving.discard)
+        leaving.add_done_callback(lambda _: server.upstream.close())  # the router may end first
         self.learning.forget(server)
         log.info("%s: removed", name)
 
@@ -163,7 +164,6 @@ class Upkeep:
                 reason = await self._emptied(server) or reason
         with _going_on(server.name):
             server.upstream.break_all(reason)
-        server.upstream.close()
 
     async def _emptied(self, server: Server) -> str | None:
         """Wait until the replica's requests have ended; return the reason if it is lost, found by probes."""

@@ -9,6 +9,7 @@ import math
 from bisect import bisect_left, insort
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from itertools import count
 from typing import Generic, TypeAlias, TypeVar
 
 from msgspec import Struct
@@ -26,7 +27,7 @@ Place: TypeAlias = tuple[float, int]
 
 class Ticket(Struct, frozen=True, eq=False):
     group: str
-    place: Place  # rank, number
+    place: Place  # rank, number; that of a begun answer is negative
     deadline: Place  # deadline, number
     tokens: int  # 0: not known
     tried: frozenset[str]  # replicas that it does not wait for
@@ -44,7 +45,7 @@ class Waiting(Generic[Entry]):
         self._places: list[Place] = []  # the best is first
         self._deadlines: list[Place] = []
         self._entries: dict[int, Entry] = {}  # tickets by number
-        self._number = 0
+        self._numbers = count(1)
         self._taken_s: deque[float] = deque(maxlen=REMEMBERED_TAKES)  # after the time at which counting began
 
     def __len__(self) -> int:
@@ -66,33 +67,32 @@ class Waiting(Generic[Entry]):
         tried: frozenset[str] = NONE_TRIED,
         not_before_s: float = 0.0,
         stands_back: bool = False,
+        begun: bool = False,
     ) -> Entry | None:
         """Queue an entry; lower priority goes first. Return the refused entry, if any: the worst or `entry`.
 
         `since_s`: its first arrival, if it has waited before or was begun; it then goes before a new entry of its rank.
+        `begun`: a part of its answer is at the client; it goes before all others of its rank.
         `group`: entries of one group wait for the same replicas, except those that they have tried.
         """
         if entry in self._tickets:
             raise ValueError(f"{entry!r} already waits; cancel it first")
         came_s = now_s if since_s is None else since_s
         rank = came_s + STEP_S * priority
-        refused = None
+        refused, number = None, next(self._numbers) * (-1 if begun else 1)
         if len(self._places) >= self.capacity:
-            worst, number = self._places[-1] if self._places else (-math.inf, 0)
-            if rank > worst or (rank == worst and came_s >= now_s):
+            worst, last = self._places[-1] if self._places else (-math.inf, 0)
+            if rank > worst or (rank == worst and (came_s >= now_s or last < 0 < number)):
                 return entry
-            refused = self._entries[number]
+            refused = self._entries[last]
             self.cancel(refused)
         if not self._places and not (self._taken_s and now_s - self._taken_s[-1] < IDLE_S):
             self._taken_s.clear()
             self._taken_s.append(now_s)
-        self._number += 1
-        ticket = Ticket(
-            group, (rank, self._number), (deadline_s, self._number), tokens, tried, not_before_s, stands_back
-        )
+        ticket = Ticket(group, (rank, number), (deadline_s, number), tokens, tried, not_before_s, stands_back)
         self.groups[group] += 1
         self._tickets[entry] = ticket
-        self._entries[self._number] = entry
+        self._entries[number] = entry
         insort(self._places, ticket.place)
         insort(self._deadlines, ticket.deadline)
         return refused
@@ -154,9 +154,8 @@ class Waiting(Generic[Entry]):
         """Take out the entries past their deadline, the earliest first."""
         gone = []
         while self._deadlines and self._deadlines[0][0] <= now_s:
-            entry = self._entries[self._deadlines[0][1]]
-            self.cancel(entry)
-            gone.append(entry)
+            gone.append(self._entries[self._deadlines[0][1]])
+            self.cancel(gone[-1])
         return gone
 
     def estimated_wait_s(self, now_s: float) -> float:

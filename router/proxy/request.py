@@ -428,6 +428,7 @@ class Request:
                 tried=self.flow.tried,
                 not_before_s=not_before_s,
                 stands_back=decision.question.stands_back,
+                begun=self.has_begun,
             )
         if refused is not None:
             refused.give_up_waiting()

@@ -9,14 +9,17 @@ from typing import Any, cast
 
 from api.openai.requests import ChatRequest, read
 from events.blocks import pack_tokens
+from router.members.spec import ReplicaSpec
 from router.process.front import Front
 from router.proxy.flow import OVER
 from router.proxy.retries import MAX_LOST
 from router.records.access_log import Line
 from router.tenants.keys import Key
+from router.tenants.limits import DAY_S, limits_of
 from router.tenants.usage import Counts
 from tests.router.scripted import Served, chat
 from tests.world.client import LEFT, LIMITED, Asked, without_own
+from tests.world.edited import EditedFile
 from tests.world.network import Host
 from tests.world.replica import (
     KNOWN_S,
@@ -35,6 +38,9 @@ QUEUE_TIMEOUT_S = 20.0  # as the router is told
 NO_REPLICA = "refused with 503 no_replica"
 PAUSE_S = 0.45  # before a third replica is asked after two were lost
 NO_ROOM = "429 queue_full"
+UNKNOWN = "refused with 401 invalid_api_key"
+ADMITTED_S = 1.5  # after it was asked: the slowest connection has brought it
+SETTLED_S = 6.0  # after a trouble, or after something that was stored: all of it is known then
 AT_A_RESTART = "refused with 503 draining", "its connection ended"  # the router's
 BEGINS_S = 3.0  # until a router knows its replicas
 PASSED_ON = "refused with 404", "refused with 501"  # whoever answers so
@@ -44,7 +50,8 @@ WAITED_FOR = {NO_ROOM, "503 draining"}  # half an answer does not break off for 
 class Routed:
     """One router, and what the auditor knows of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: Host) -> None:
+        self.host = host
         self.front: Front | None = None  # None: it is not there
         self.starts_s: list[float] = []
         self.latest: set[str] = set()  # requests that ended since its last start
@@ -59,15 +66,18 @@ class Audit:
     """Collects what does not hold; a seed has failed if anything is there at the end."""
 
     def __init__(
-        self, keys: Sequence[Key], replicas: Sequence[ScriptedReplica], routers: Collection[Routed] = ()
+        self,
+        replicas: Sequence[ScriptedReplica],
+        routers: Collection[Routed],
+        keys: EditedFile[Key] | None,
+        fleet: EditedFile[ReplicaSpec] | None,
     ) -> None:
-        self._routers = routers
-        self.by_client: dict[str, Routed] = {}  # the router that it asks
         self.failures: list[str] = []
         self.asked: dict[str, Asked] = {}
         self.reached: Counter[tuple[str, str]] = Counter()  # rows and columns of the table of retries
-        self._keys = {key.name: key for key in keys}
-        self._replicas = replicas
+        self.by_client: dict[str, Routed] = {}  # the router that it asks
+        self.outages: list[tuple[float, float]] = []  # in which nobody was heard
+        self._replicas, self._routers, self._keys, self._fleet = replicas, routers, keys, fleet
         self._lines: dict[str, list[Line]] = {}  # by the request's id
         self._beside: dict[str, list[tuple[float, bool]]] = {}  # those that waited with a full queue when one ended
 
@@ -90,10 +100,11 @@ class Audit:
             self._beside[line.request_id] = [(one.came_s, one.has_begun) for one in waiting.in_order()]
 
     def step(self, now_s: float) -> None:
-        """Every structure is sound, and nobody works for a request that is over."""
+        """Every structure is sound, nothing is stuck, and nobody works for a request that is over."""
         for routed in self._routers:
             if routed.front is not None:
                 self._structures(routed.front)
+                self._settled(routed, now_s)
         at: dict[str, str] = {}
         for replica in self._replicas:
             for one in [*replica.running, *replica.waiting]:
@@ -129,6 +140,25 @@ class Audit:
         except AssertionError as error:
             self.fail(f"a structure of the router is not sound: {error!r}")
 
+    def _settled(self, routed: Routed, now_s: float) -> None:
+        """Of a replica that has been well for a while, the cache is known, and no dead connection is waited on."""
+        router, host = routed.router, routed.host
+        for replica in self._replicas:
+            since_s = max(replica.well_since_s, replica.host.troubled_s, host.troubled_s, routed.starts_s[-1])
+            is_well = not (replica.is_troubled or replica.host.silent) and host.has_sockets
+            if isinstance(replica, VllmReplica) or not is_well or now_s - since_s < SETTLED_S:
+                continue
+            for attempt in router._attempts:
+                connection = None if attempt.sending is None else attempt.sending._connection
+                is_dead = connection is not None and connection.transport.is_lost
+                if attempt.member.name == replica.name and is_dead and attempt.goes_on and not attempt.is_paused:
+                    self.fail(f"an answer of {replica.name} waits on a connection that is dead")
+            if now_s - replica.publisher.published_s >= SETTLED_S:
+                try:
+                    self._is_known(router, replica)
+                except AssertionError as error:
+                    self.fail(f"{replica.name} has been well for a while: {error}")
+
     # ---- when all is over
 
     def clients(self) -> None:
@@ -138,25 +168,40 @@ class Audit:
             self.failures += [f"{replica.name}: {found}" for found in replica.found]
             for answering in replica.answerings:
                 answerings.setdefault(answering.id, []).append(answering)
+            if self._fleet is not None:
+                self._was_named(self._fleet, replica)
         for one in self.asked.values():
             if (found := self._end(one, answerings.get(one.id, []))) is not None:
                 self.fail(f"{one.id}: {found}")
 
+    def _was_named(self, fleet: EditedFile[ReplicaSpec], replica: ScriptedReplica) -> None:
+        """Demand that nothing was sent to it while the file of replicas named it no more, or as one that drains."""
+        sent = [(one.sent_s, one.id) for one in replica.answerings] + [(one.sent_s, one.id) for one in replica.effects]
+        for sent_s, id in sent:
+            specs = [named.get(replica.name) for named in fleet.in_force(sent_s, sent_s)]
+            if all(spec is None or spec.draining for spec in specs):
+                self.fail(f"{id} was sent to {replica.name}, which was to get nothing any more")
+
     def _end(self, one: Asked, answerings: list[Answering]) -> str | None:
         """Return what is wrong with the end of a request."""
-        lines, key = self._lines.get(one.id, []), None if one.key is None else self._keys[one.key]
+        lines, keys = self._lines.get(one.id, []), self._keys_of(one)
         if one.ends == [LEFT] and not lines:
             return None  # the router may never have heard of it
         if one.longest_wait_s > WAITS_S:
             return f"nothing came for {one.longest_wait_s:.1f} s"
-        if one.ends == [LIMITED] and key is not None and not lines:
+        if one.ends == [LIMITED] and one.key is not None and not lines:
             return None  # it was not admitted
+        if one.ends == [UNKNOWN]:
+            return None if one.key is not None and None in keys else "its key is refused"
         if len(self.asks(one).starts_s) > 1 and not lines and one.ends[0].startswith(AT_A_RESTART):
             return None
         if len(one.ends) != 1 or len(lines) != 1:
             return f"it ended {one.ends} for its client, and {len(lines)} times for the router"
+        if one.key is not None and not any(keys):
+            return "it was admitted, though its key is removed"
+        salts = {None if key is None else key.salt for key in keys if key is not None or one.key is None}
         for answering in answerings:
-            if answering.salt != (None if key is None else key.salt):
+            if answering.salt not in salts:
                 return f"{answering.replica.name} was told the salt {answering.salt}"
         if (times := sum(effect.id == one.id for replica in self._replicas for effect in replica.effects)) > 1:
             return f"it had {times} effects"
@@ -166,9 +211,16 @@ class Audit:
             if one.answer != self._undisturbed(one):
                 return "other bytes than of an undisturbed replica"
             return None if one.is_tool else self._charged(one, lines[0], answerings)
-        if one.ends == [LEFT] or self._may_end_so(one, key, answerings):
+        if one.ends == [LEFT] or self._may_end_so(one, answerings):
             return None
         return f"{one.ends}, though a replica was always well"
+
+    def _keys_of(self, one: Asked) -> list[Key | None]:
+        """What its key may have been when it was admitted; None: it was unknown then, or it has none."""
+        if self._keys is None or one.key is None:
+            return [None]
+        until_s = min(one.ended_s, one.asked_s + ADMITTED_S)
+        return [named.get(one.key) for named in self._keys.in_force(one.asked_s, until_s)]
 
     @staticmethod
     def _charged(one: Asked, line: Line, answerings: list[Answering]) -> str | None:
@@ -182,19 +234,22 @@ class Audit:
             return f"{line.prompt_tokens} and {line.output_tokens} tokens are charged"
         return None if line.cached_tokens in hits else f"{line.cached_tokens} tokens are charged as cached, not {hits}"
 
-    def _may_end_so(self, one: Asked, key: Key | None, answerings: list[Answering]) -> bool:
+    def _may_end_so(self, one: Asked, answerings: list[Answering]) -> bool:
         """Tell if a client may be told so: it is the last refusal, or its request was lost too often."""
         end = one.ends[0]
-        if one.is_wrong or (end == LIMITED and key is not None):
+        if one.is_wrong or (end == LIMITED and one.key is not None):
             return one.is_wrong == (end == "refused with 400 None")
         if one.is_tool and end == "refused with 502 replica_lost":
             return True
-        if end == NO_REPLICA and any(0 < one.asked_s - start_s < BEGINS_S for start_s in self.asks(one).starts_s):
+        has_just_begun = any(0 < one.asked_s - start_s < BEGINS_S for start_s in self.asks(one).starts_s)
+        if end == NO_REPLICA and has_just_begun:
+            return True
+        if end == NO_REPLICA and self.asks(one).host.lacked_socket_s >= one.asked_s:
             return True
         told = set[str]().union(*(replica.refusals.get(one.id, ()) for replica in self._replicas))
         had_no_room = self._had_no_room(one)
-        was_cut_off = all(replica.host.troubled_s > 0 for replica in self._replicas)
-        excuses = NO_ROOM in told, was_cut_off, one.is_tool, end.startswith(PASSED_ON)
+        was_cut_off = any(from_s <= one.ended_s and one.asked_s <= to_s + SETTLED_S for from_s, to_s in self.outages)
+        excuses = NO_ROOM in told, was_cut_off, one.is_tool, has_just_begun, end.startswith(PASSED_ON)
         if end.removeprefix("refused with ") in told and any(excuses):
             return True
         is_short = self.asks(one).router.waiting.capacity < len(self.asked)  # the router's queue
@@ -205,10 +260,18 @@ class Audit:
             return True
         if end == "broken off" and (had_no_room or told - WAITED_FOR or one.longest_wait_s >= QUEUE_TIMEOUT_S):
             return True
-        if end == "broken off" and all(isinstance(replica, VllmReplica) for replica in self._replicas):
-            return True  # nobody has told the router their tokenizer, without which no stream goes on
+        if end == "broken off" and any(not answering.replica.resumes for answering in answerings):
+            return True
+        if end == "broken off" and not self._has_tokenizer(one):
+            return True
         losses = sorted(answering.lost_s for answering in answerings if answering.lost_s < math.inf)
         return len(losses) >= MAX_LOST and any(later - lost > PAUSE_S for lost, later in pairwise(losses))
+
+    def _has_tokenizer(self, one: Asked) -> bool:
+        """Tell if the router had a replica of ours all the time; vLLMs do not tell their tokenizer."""
+        ours = {replica.name for replica in self._replicas if not isinstance(replica, VllmReplica)}
+        fleets = [] if self._fleet is None else self._fleet.in_force(one.asked_s, one.ended_s)
+        return bool(ours) and all(ours & named.keys() for named in fleets)
 
     def _had_no_room(self, one: Asked) -> bool:
         """Tell if the router's queue was full of begun answers and of requests that came before this one.
@@ -235,19 +298,12 @@ class Audit:
     async def router(self, routed: Routed) -> None:
         """Nothing is left of any request, every structure is sound, and the index has what the replicas have."""
         router = routed.router
-        placement = router.placement
         try:
             await Served(cast(Front, routed.front), 0, {}).idle()
             for replica in self._replicas:
-                known = router.feeds.known(replica.name)
-                is_exact = known is not None and known[1] is None
-                assert is_exact or isinstance(replica, VllmReplica), f"{replica.name} is not exact: {known}"
+                replica.check_at_rest()
+                self._is_known(router, replica)
                 member = router.members.by_name[replica.name]
-                slot, blocks = member.slot, [*replica.cache.blocks]
-                held = sum(placement.index.blocks(slot).values())
-                known_ones = sum(mask >> slot & 1 for mask in placement.index.holders(blocks))
-                assert known_ones == held, f"of {held} blocks, {replica.name} has only {known_ones}"
-                assert held == len(blocks) or not is_exact, f"{replica.name} has {len(blocks)} blocks, not {held}"
                 assert not len(member.candidate.queue_positions), f"prompts wait at {replica.name}"
                 assert not member.accuracy.different, f"{member.accuracy.different} predictions of it were wrong"
             if routed.front is not None and routed.front.links is not None:
@@ -260,18 +316,27 @@ class Audit:
         except (AssertionError, TimeoutError) as error:
             self.fail(f"the router is not at rest: {error!r}")
 
+    @staticmethod
+    def _is_known(router: Any, replica: ScriptedReplica) -> None:
+        """Demand that the index has the very blocks that this replica has."""
+        known, index = router.feeds.known(replica.name), router.placement.index
+        is_exact = known is not None and known[1] is None
+        assert is_exact or isinstance(replica, VllmReplica), f"{replica.name} is not exact: {known}"
+        slot, blocks = router.members.by_name[replica.name].slot, replica.blocks
+        held = sum(index.blocks(slot).values())
+        known_ones = sum(mask >> slot & 1 for mask in index.holders(blocks))
+        assert known_ones == held, f"of {held} blocks, {replica.name} has only {known_ones}"
+        assert held == len(blocks) or not is_exact, f"{replica.name} has {len(blocks)} blocks, not {held}"
+
     def _charges(self, routed: Routed) -> None:
         """Demand that keys were charged for what was computed, and that nothing of theirs runs any more."""
         router = routed.router
         charged = dict(router.ledger.totals())
-        for name, key in self._keys.items():
-            asked = [one for one in self.asked.values() if one.key == name and one.id in self._lines]
-            asked = [one for one in asked if one.id in routed.latest]
+        for name in self._keys.tables if self._keys is not None else ():
+            asked = [one for one in self.asked.values() if one.key == name and one.id in routed.latest]
             lines = {one.id: self._lines[one.id][0] for one in asked}
-            found, whole = (
-                charged.get(name, Counts()),
-                [one for one in asked if one.ends == ["whole"] and not one.is_tool],
-            )
+            found = charged.get(name, Counts())
+            whole = [one for one in asked if one.ends == ["whole"] and not one.is_tool]
             prompts = sum(lines[one.id].prompt_tokens or 0 for one in whole)
             assert prompts <= found.computed_tokens + found.cached_tokens, f"{name}: {found} for {prompts} of prompts"
             generated = sum(one.max_tokens for one in whole)
@@ -281,13 +346,20 @@ class Audit:
             assert is_right, f"{name}: {found} for {generated} to {most} generated"
             with router.admission.shared.opened(name) as state:
                 assert not state.in_flight, f"{name} has {state.in_flight} requests in flight"
-                if key.name in router.admission.accounts:
+                if self._is_counted(name):
                     tokens = found.computed_tokens, found.cached_tokens, found.generated_tokens
                     assert state.today[1:] == tokens, f"{name} is charged {state.today} today, and used {found}"
                     sure = sum(line.status != 429 for line in lines.values())
                     refused = sum(one.ends == [LIMITED] for one in asked)
                     requests, most = state.today.requests, len(lines) - refused
                     assert sure <= requests <= most, f"{name} is charged {requests} requests, not {sure} to {most}"
+
+    def _is_counted(self, name: str) -> bool:
+        """Tell if all that a key has used was counted, on one day: whenever it was there, it had limits."""
+        assert self._keys is not None, "whoever has a name is in the file"
+        keys = [named[name] for named in self._keys.versions if name in named]
+        days = {clock_s // DAY_S for clock_s in self._replicas[0].loop.clocks_s}
+        return len(days) == 1 and all(limits_of(key) or key.max_in_flight is not None for key in keys)
 
     def ended(self, host: Host) -> None:
         if host.ends or host.listeners:

@@ -19,7 +19,9 @@ WORDS = ("cache", "block", "route", "warm", "prefix", "token", "queue", "drain",
 PATIENCE_S = 60.0  # without a byte: longer than every limit of the router together
 LEFT = "left"
 LIMITED = "refused with 429 rate_limit_exceeded"
-_OWN = re.compile(rb'"id":"[^"]*","created":[0-9]+|,"usage":\{.*\}(?=\}$)')
+PAUSES = (1, 0.05), (10, 1.0), (40, 4.0)
+PADDINGS = 20_000, 100_000, 240_000  # the router reads longer bodies in a process of its own
+_OWN = re.compile(rb'"id":"[^"]*"|"created":[0-9]+|,"usage":\{.*\}(?=\}$)')
 
 
 class Asked(Struct, eq=False):
@@ -34,6 +36,8 @@ class Asked(Struct, eq=False):
     leaves_after: int | None = None  # so many pieces of the answer, as a client that has enough; None: it stays
     is_wrong: bool = False  # its body is no JSON
     is_tool: bool = False  # its effects are unknown
+    padding: int = 0  # bytes of its body that nobody reads
+    pauses: tuple[int, float] | None = None  # after so many pieces it reads nothing for so long, again and again
     longest_wait_s: float = 0.0  # from one byte to the next
     status: int = 0
     replica: str = ""  # that began the answer
@@ -56,7 +60,10 @@ class _Leaves(Exception):
 
 
 class Asking:
-    """One client. Those of a world share `beginnings` of their prompts; `together_s`: they ask at the same moments."""
+    """One client. Those of a world share `beginnings` of their prompts.
+
+    `together_s`: they ask at the same moments. `lull`: in which they ask nothing.
+    """
 
     def __init__(
         self,
@@ -69,6 +76,7 @@ class Asking:
         key: str | None,
         beginnings: Sequence[str],
         together_s: float,
+        lull: tuple[float, float],
     ) -> None:
         self.name = name
         self._asked, self._left_out = asked, left_out
@@ -78,6 +86,9 @@ class Asking:
         self._key = key
         self._beginnings = beginnings
         self._together_s = together_s
+        self._lull = lull
+        self._tools = chance.choice((0.0, 0.1, 0.1, 0.5))  # a share of what it asks
+        self._slow = chance.choice((0.0, 0.0, 0.3))
 
     async def run(self, until_s: float) -> None:
         loop, chance = asyncio.get_running_loop(), self._chance
@@ -85,6 +96,8 @@ class Asking:
             at_s = loop.time() + chance.expovariate(1.0)
             if self._together_s:
                 at_s = math.ceil(at_s / self._together_s) * self._together_s
+            if self._lull[0] <= at_s < self._lull[1]:
+                at_s += self._lull[1] - self._lull[0]
             await asyncio.sleep(at_s - loop.time())
             if loop.time() >= until_s:
                 return
@@ -95,8 +108,11 @@ class Asking:
             asked.streams = chance.random() < 0.7
             asked.leaves_after = chance.choice((0, 1, 5)) if chance.random() < 0.1 else None
             asked.is_wrong = chance.random() < 0.05
-            asked.is_tool = chance.random() < 0.1
+            asked.is_tool = chance.random() < self._tools
             asked.streams &= not asked.is_tool
+            asked.padding = chance.choice(PADDINGS) if chance.random() < 0.03 else 0
+            if chance.random() < self._slow:
+                asked.max_tokens, asked.pauses = chance.choice((100, 400)), chance.choice(PAUSES)
             if asked.id not in self._left_out:
                 self._asked[asked.id] = asked
                 await self.ask(asked)
@@ -108,7 +124,8 @@ class Asking:
         began_s = heard_s = loop.time()
         self._say(self.name, f"asks {asked.id}: {len(asked.text)} characters, for {asked.max_tokens} tokens")
         try:
-            reader, writer = await asyncio.open_connection(*self._router)
+            limit = 2**16 if asked.pauses is None else 1024  # of what is read before it is wanted
+            reader, writer = await asyncio.open_connection(*self._router, limit=limit)
         except ConnectionRefusedError:
             asked.ended_s = loop.time()
             asked.ends.append("its connection ended (ConnectionRefusedError)")
@@ -116,9 +133,11 @@ class Asking:
         client, pieces = Client(reader, writer), list[bytes]()
         try:
             async with asyncio.timeout(PATIENCE_S) as patience:
-                path, body = CHAT, chat(asked.text, stream=asked.streams, max_tokens=asked.max_tokens, temperature=0)
+                fields = {"stream": asked.streams, "max_tokens": asked.max_tokens, "temperature": 0}
+                path, body = CHAT, chat(asked.text, **fields)
                 if asked.is_tool:
                     path, body = TOOL, {"model": MODEL, "text": asked.text}
+                body |= {"padding": "x" * asked.padding} if asked.padding else {}
                 key = {} if asked.key is None else {"authorization": f"Bearer {asked.key}"}
                 client.send("POST", path, b"{" if asked.is_wrong else body, x_request_id=asked.id, **key)
                 if asked.leaves_after == 0:
@@ -136,6 +155,9 @@ class Asking:
                         patience.reschedule(heard_s + PATIENCE_S)
                         if len(pieces) == asked.leaves_after:
                             raise _Leaves
+                        if asked.pauses is not None and len(pieces) % asked.pauses[0] == 0:
+                            await asyncio.sleep(asked.pauses[1])
+                            heard_s = loop.time()
         except _Leaves:
             asked.ends.append(LEFT)
         except TimeoutError:

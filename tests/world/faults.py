@@ -1,38 +1,74 @@
 """The faults of a world: one fault after the other at each replica but one, of kinds that the seed draws."""
 
 import asyncio
+import errno
 import random
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from itertools import count
+from typing import Any
 
+from router.members.spec import ReplicaSpec
+from router.tenants.keys import Key
 from tests.router.scripted import QUEUE_FULL
+from tests.world.edited import BROKEN, EditedFile
+from tests.world.network import Host
+from tests.world.publisher import EVENTS
 from tests.world.replica import ScriptedReplica
 
 Say = Callable[[str, str], None]
 Fault = Callable[["Faults", ScriptedReplica], Awaitable[None]]
 
+CHANCE: ContextVar[random.Random] = ContextVar("chance")
 EVERY_S = (3.0, 6.0, 15.0)  # at one replica
-MOMENTS = ("health check", "request", "first token", "snapshot")  # right after which something may go wrong
+MOMENTS = (
+    "health check",
+    "request",
+    "continuation",
+    "effect",
+    "first token",
+    "snapshot",
+)  # right after which something may go wrong
 AWAITED_S = 3.0
 LONG_S = 4.0  # of a silence: long enough to be noticed
-ROUTER = "10.0.0.1"  # the first host of a world
 TOGETHER_S = 0.3  # the replicas of a machine that dies end within this time
 ERROR = b'{"error":{"message":"a mistake","code":"mistake"}}'
+STEPS_S = (-86_400.0, -3_600.0, -2.0, 2.0, 3_600.0, 86_400.0)  # of clocks on the wall
 ANSWERS = (*((status, ERROR) for status in (404, 429, 500, 501, 503)), (429, QUEUE_FULL))
 
 
 class Faults:
-    """`left_out` names faults that are not to come; whatever else happens stays as it was drawn."""
+    """`left_out` names faults that are not to come; whatever else happens stays as it was drawn.
 
-    def __init__(self, seed: int, replicas: Sequence[ScriptedReplica], say: Say, left_out: Collection[str]) -> None:
+    `keys` and `fleet` are the files of keys and of replicas, in worlds that have them.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        replicas: Sequence[ScriptedReplica],
+        routers: Sequence[Host],
+        say: Say,
+        left_out: Collection[str],
+        keys: EditedFile[Key] | None,
+        fleet: EditedFile[ReplicaSpec] | None,
+    ) -> None:
         chance = random.Random(f"{seed} faults")
         self.names: list[str] = []  # of those that came
+        self.outages: list[tuple[float, float]] = []  # in which nobody was heard, the spared replica neither
+        self._routers, self._keys, self._fleet = routers, keys, fleet
         self._seed, self._replicas, self._say, self._left_out = seed, replicas, say, left_out
-        self._kinds = chance.sample(KINDS, chance.randrange(1, len(KINDS) + 1))
+        kinds = [*KINDS, *(OF_KEYS if keys else []), *(OF_FLEETS if fleet else [])]
+        self._kinds = chance.sample(kinds, chance.randrange(1, len(kinds) + 1))
+        self._moments = chance.sample(MOMENTS, chance.randrange(1, len(MOMENTS) + 1))
         self._every_s = chance.choice(EVERY_S)
         self._spared = chance.choice(replicas)
-        self._chance = chance  # of the present fault
+
+    @property
+    def _chance(self) -> random.Random:
+        """What the present fault draws from, whatever else happens meanwhile."""
+        return CHANCE.get()
 
     async def run(self, until_s: float) -> None:
         """Each fault is over before the next begins at the same replica."""
@@ -49,15 +85,16 @@ class Faults:
             chance = random.Random(f"{self._seed} {name}")
             await asyncio.sleep(min(chance.expovariate(1 / self._every_s), until_s - loop.time()))
             if chance.random() < 0.7:
-                await self._moment(replica, chance.choice(MOMENTS))
+                await self._moment(replica, chance.choice(self._moments))
             if loop.time() >= until_s:
                 return
             kind = chance.choice(self._kinds)
             if not replica.is_troubled and name not in self._left_out:
                 self.names.append(name)
-                replica.is_troubled, self._chance = True, chance
+                replica.is_troubled = True
+                CHANCE.set(chance)
                 await kind(self, replica)
-                replica.is_troubled = False
+                replica.is_troubled, replica.well_since_s = False, loop.time()
 
     @staticmethod
     async def _moment(replica: ScriptedReplica, what: str) -> None:
@@ -91,30 +128,47 @@ class Faults:
             one.is_troubled = True
         yield [replica, *others]
         for one in others:
-            one.is_troubled = False
+            one.is_troubled, one.well_since_s = False, one.loop.time()
 
     async def restart(self, replica: ScriptedReplica) -> None:
         """In order: it drains, ends, and is there again; or somebody has thought better of it."""
         if self._chance.random() < 0.5:
-            await self._moment(replica, "health check")  # whose answer may arrive after that of a request
+            await self._moment(replica, "health check")
+            await self.packets(replica)  # its answer may arrive after that of a request
         replica.drain()
+        await self._break_others(replica)
         await asyncio.sleep(self._chance.choice((0.0, 0.1, 1.0, 5.0)))
         if self._chance.random() < 0.3:
             self._say(replica.name, "takes requests again")
-            replica.draining = False
+            replica.take_again()
         else:
             await self.kill(replica)
 
     async def cut(self, replica: ScriptedReplica) -> None:
-        self._say("world", f"cuts {replica.host.cut(self._chance)} connections of {replica.name}")
+        error = OSError(errno.EHOSTUNREACH, "No route to host") if self._chance.random() < 0.3 else None
+        how = "cuts" if error is None else "has no way for"
+        self._say("world", f"{how} {replica.host.cut(self._chance, error)} connections of {replica.name}")
+
+    async def packets(self, replica: ScriptedReplica) -> None:
+        self._say("world", f"loses packets of {replica.name}, which sends them again")
+        replica.host.lose_packets(self._chance.choice((0.2, 0.4, 0.8)))
+
+    async def _break_others(self, replica: ScriptedReplica) -> None:
+        """At times answers of others break just as this one takes none."""
+        with self._with_others(replica) as those:
+            if self._chance.random() < 0.5:
+                for one in those[1:]:
+                    await self.cut(one)
 
     async def silence(self, replica: ScriptedReplica) -> None:
         await self._silence([replica], self._chance.choice((0.05, 0.5, LONG_S, 15.0)))
 
     async def outage(self, replica: ScriptedReplica) -> None:
         """The router's network is cut: nobody is heard, which is nobody's fault."""
+        began_s = replica.loop.time()
         with self._with_others(replica) as those:
             await self._silence([*those, self._spared], self._chance.choice((0.5, LONG_S)))
+        self.outages.append((began_s, replica.loop.time()))
 
     async def _silence(self, replicas: list[ScriptedReplica], seconds: float) -> None:
         """Let no packet from or to them pass. After a while, whatever is between may have forgotten connections."""
@@ -129,12 +183,35 @@ class Faults:
             one.host.speak()
         self._say("world", f"packets from and to {names} again, but for {lost} connections")
 
+    async def flap(self, replica: ScriptedReplica) -> None:
+        """A link that comes and goes, at times for too short to be noticed."""
+        chance = self._chance
+        for _ in range(chance.randrange(3, 9)):
+            await self._silence([replica], chance.choice((0.02, 0.3, 1.5)))
+            await asyncio.sleep(chance.choice((0.02, 0.3, 1.5)))
+
     async def errors(self, replica: ScriptedReplica) -> None:
         chance = self._chance
         replica.answers = lambda: chance.choice(ANSWERS)
         self._say(replica.name, "answers nothing but errors")
+        await self._break_others(replica)
         await asyncio.sleep(chance.choice((0.1, 1.0, 5.0)))
         replica.answers = None
+
+    async def crowd(self, replica: ScriptedReplica) -> None:
+        """Whoever asks replicas without the router has all of their room, also when a replica's answers break."""
+        chance = self._chance
+        those = [replica] if chance.random() < 0.3 else [one for one in self._replicas if not one.is_crowded]
+        for one in those:
+            one.is_crowded = True
+        self._say("world", f"no room at {', '.join(one.name for one in those)}")
+        if chance.random() < 0.5:
+            await self.cut(replica)
+        await self._break_others(replica)
+        await asyncio.sleep(chance.choice((0.05, 0.5, 2.0)))
+        for one in those:
+            one.is_crowded = False
+        self._say("world", f"room at {', '.join(one.name for one in those)}")
 
     async def hang(self, replica: ScriptedReplica) -> None:
         """Its engine computes nothing, though its server answers health checks."""
@@ -145,12 +222,14 @@ class Faults:
         self._say(replica.name, "goes on")
 
     async def sockets(self, replica: ScriptedReplica) -> None:
-        """The router has no socket left; nobody at the replica knows."""
-        router = replica.network.hosts[ROUTER]
-        self._say("router", "has no socket left")
+        """A router has no socket left; nobody at the replica knows. At times answers break just then."""
+        router = self._chance.choice(self._routers)
+        self._say(router.name, "has no socket left")
         router.has_sockets = False
+        if self._chance.random() < 0.5:
+            await self.cut(replica)
         await asyncio.sleep(self._chance.choice((0.1, 2.0)))
-        router.has_sockets = True
+        router.has_sockets, router.troubled_s = True, replica.loop.time()
 
     async def events(self, replica: ScriptedReplica) -> None:
         """Some of its events are lost, though its connections are well."""
@@ -159,8 +238,86 @@ class Faults:
         await asyncio.sleep(self._chance.choice((0.5, 3.0)))
         replica.publisher.lost_share = 0.0
 
+    async def late(self, replica: ScriptedReplica) -> None:
+        """Its events come late, though it is heard in time."""
+        ends = [peer.transport.peer for peer in replica.publisher.subscribers[EVENTS]]  # type: ignore[attr-defined]
+        before = [end.delays_s for end in ends]
+        delay_s = self._chance.choice((0.05, 1.0, 3.0))
+        self._say(replica.name, f"sends its events {delay_s} s late")
+        for end in ends:
+            end.delays_s = (delay_s,)
+        await asyncio.sleep(self._chance.choice((1.0, 6.0)))
+        for end, delays_s in zip(ends, before, strict=True):
+            end.delays_s = delays_s
+
+    async def clock(self, replica: ScriptedReplica) -> None:
+        """Somebody sets the clocks on the wall."""
+        step_s = self._chance.choice(STEPS_S)
+        self._say("world", f"sets all clocks by {step_s:+.0f} s")
+        replica.loop.clocks_s.append(replica.loop.clocks_s[-1] + step_s)
+
+    # ---- an operator's
+
+    async def keys(self, replica: ScriptedReplica) -> None:
+        """Remove a key, or change what it may do, for a while."""
+        del replica
+        assert self._keys is not None, "else it is no kind"
+        file, chance = self._keys, self._chance
+        name, what = chance.choice([*file.tables]), chance.choice(("removed", "limited", "salted"))
+        fields = file.tables[name]
+        changed = {
+            "removed": None,
+            "limited": {**fields, "max_in_flight": 1, "tokens_per_minute": 500},
+            "salted": {**fields, "salt": not fields["salt"]},
+        }
+        await self._edit(file, name, changed[what])
+
+    async def spec(self, replica: ScriptedReplica) -> None:
+        """Name a replica no more, or otherwise, for a while."""
+        assert self._fleet is not None, "else it is no kind"
+        fields = self._fleet.tables[replica.name]
+        changed = self._chance.choice((None, {**fields, "draining": True}, {**fields, "max_model_len": 4095}))
+        await self._edit(self._fleet, replica.name, changed)
+
+    async def scale(self, replica: ScriptedReplica) -> None:
+        """The fleet becomes smaller, in order or not, and larger again."""
+        assert self._fleet is not None, "else it is no kind"
+        chance = self._chance
+
+        async def leave() -> None:
+            await asyncio.sleep(chance.choice((0.0, 1.0, 3.0)))
+            replica.drain()
+            await asyncio.sleep(chance.choice((0.1, 1.0, 5.0)))
+            replica.kill()
+            await asyncio.sleep(chance.choice((0.5, 3.0, 8.0)))
+            replica.start()
+
+        await asyncio.gather(leave(), self._edit(self._fleet, replica.name, None))
+
+    async def _edit(self, file: EditedFile[Any], name: str, fields: Mapping[str, Any] | None) -> None:
+        """Change one table or remove it, and put it back; a file that is written in place is broken at first."""
+        if file.is_edited:
+            return
+        chance, file.is_edited = self._chance, True
+        without = {one: table for one, table in file.tables.items() if one != name}
+        for tables in (without if fields is None else {**file.tables, name: fields}, file.tables):
+            if chance.random() < 0.3:
+                self._say("operator", "breaks a file")
+                file.break_(chance.choice(BROKEN))
+                await asyncio.sleep(chance.choice((0.001, 0.5, 3.0)))
+            is_before = tables is file.tables
+            self._say("operator", f"{name} is {'as before' if is_before else 'changed' if fields else 'removed'}")
+            file.write(tables)
+            for replica in self._replicas:
+                replica.forgets()
+            if not is_before:
+                await asyncio.sleep(chance.choice((0.5, 1.5, 4.0, 10.0)))
+        file.is_edited = False
+
 
 KINDS: list[Fault] = [
-    *(Faults.kill, Faults.machine, Faults.restart, Faults.cut),
-    *(Faults.silence, Faults.outage, Faults.errors, Faults.hang, Faults.sockets, Faults.events),
+    *(Faults.kill, Faults.machine, Faults.restart, Faults.cut, Faults.packets, Faults.silence, Faults.outage),
+    *(Faults.flap, Faults.errors, Faults.crowd, Faults.hang, Faults.sockets, Faults.events, Faults.late, Faults.clock),
 ]
+OF_KEYS: list[Fault] = [Faults.keys]
+OF_FLEETS: list[Fault] = [Faults.spec, Faults.scale]

@@ -12,6 +12,8 @@ import selectors
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import Context, copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 if TYPE_CHECKING:
@@ -61,8 +63,10 @@ class WorldLoop(asyncio.SelectorEventLoop):
     def __init__(self, chance: random.Random, grain_s: float = 1e-4) -> None:
         """`grain_s`: timers fire at multiples of it, so that many do so at once."""
         self._jumps = _Jumps()
+        self._readers: dict[int, tuple[Callable[[], object], Context]] = {}  # by descriptors of this world
         self.chance = chance
         self._grain_s = grain_s
+        self.clocks_s = [EPOCH_S]  # of the clocks on the wall at the loop's beginning; the last one counts
         super().__init__(self._jumps)
 
     def time(self) -> float:
@@ -95,6 +99,16 @@ class WorldLoop(asyncio.SelectorEventLoop):
         self.call_later(self.chance.random() * MAX_IN_A_THREAD_S, run)
         return future
 
+    def add_reader(self, fd: Any, callback: Callable[..., object], *args: Any) -> None:  # type: ignore[override]
+        self._readers[fd] = partial(callback, *args), copy_context()
+
+    def remove_reader(self, fd: Any) -> bool:
+        return self._readers.pop(fd, None) is not None
+
+    def is_readable(self, fd: int) -> None:
+        callback, context = self._readers[fd]
+        self.call_soon(callback, context=context)
+
     async def create_connection(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:
         if options.get("ssl"):
             _beyond("TLS")
@@ -105,6 +119,8 @@ class WorldLoop(asyncio.SelectorEventLoop):
             _beyond("TLS")
         if (bound := options.get("sock")) is not None:
             host, port = bound.getsockname()
+            if (around := getattr(bound, "around", None)) is not None:  # the kernel's sockets have none
+                protocol_factory = around(protocol_factory)
         return self.network.listen(protocol_factory, str(host), int(port))
 
     async def create_unix_connection(self, *_: Any, **__: Any) -> NoReturn:
@@ -125,7 +141,7 @@ def _beyond(what: str) -> NoReturn:
 def clocks_of(loop: WorldLoop) -> Iterator[None]:
     """Let `time.time` tell the world's time: what is written is labelled with it."""
     real = time.time
-    time.time = lambda: EPOCH_S + loop.elapsed_s
+    time.time = lambda: loop.clocks_s[-1] + loop.elapsed_s
     try:
         yield
     finally:
@@ -150,6 +166,7 @@ def run(main: Coroutine[Any, Any, T], loop: WorldLoop) -> T:
     finally:
         random.setstate(state)
         _cancel_all(loop)
+        loop.network.bury()
         asyncio.set_event_loop(None)
         loop.close()
 

@@ -8,13 +8,17 @@ draws, and is read in pieces that it draws, too. Only bytes of one connection ar
 
 import asyncio
 import errno
+import logging
 import math
 import random
 import socket
+import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from contextvars import ContextVar, copy_context
 from typing import Any
+from weakref import WeakSet
 
 from tests.world.loop import WorldLoop
 
@@ -36,9 +40,11 @@ class Host:
         self.silent = False  # no packet comes or goes; nothing closes
         self.apart: set[Host] = set()  # no packet passes between them and this one
         self.has_sockets = True  # else it can open no further connection
+        self.lacked_socket_s = -math.inf  # when it last did
         self.troubled_s = -math.inf  # when it last spoke again, or a connection of it was lost
         self.listeners: dict[int, Listener] = {}
         self.ends: dict[End, None] = {}
+        self.tasks: WeakSet[asyncio.Task[Any]] = WeakSet()
         self._network = network
         self._heard = asyncio.Event()
 
@@ -77,18 +83,39 @@ class Host:
             await self._heard.wait()
 
     def kill(self) -> None:
-        """End its process: the system closes all of its sockets. Nobody of it is told."""
+        """End its process: the system closes all of its sockets, and nothing of it runs any more. Nobody is told."""
         self.listeners.clear()
         for end in list(self.ends):
             end.vanish()
+        loop: Any = self._network.loop
+        for task in self.tasks:
+            asyncio.tasks._unregister_task(task)
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+        self._network.dead += self.tasks
+        self.tasks.clear()
+        for handle in [*loop._scheduled, *loop._ready]:
+            if handle._context is not None and handle._context.get(HERE) is self:
+                handle.cancel()
 
-    def cut(self, chance: random.Random) -> int:
-        """Reset some of its connections at both ends, as a box between them does; return how many."""
+    def cut(self, chance: random.Random, error: OSError | None = None) -> int:
+        """Reset some of its connections at both ends, as a box between them does; return how many.
+
+        `error`: what the box tells the peers instead, and nobody here.
+        """
         cut = [end for end in self.ends if chance.random() < 0.5]
         for end in cut:
-            end.reset()
-            end.peer.reset()
+            if error is None:
+                end.reset()
+                end.peer.reset()
+            else:
+                end.lose()
+                end.peer.fail(error)
         return len(cut)
+
+    def lose_packets(self, resent_after_s: float) -> None:
+        """Let what is on its way from it be lost, and be sent again."""
+        for end in self.ends:
+            end.peer.arrive_later(resent_after_s)
 
     def lose(self, chance: random.Random) -> int:
         """Let no packet of some connections pass any more, as if a box between the ends had forgotten them."""
@@ -107,7 +134,17 @@ class Network:
         self.hosts: dict[str, Host] = {}  # by address
         self._seed = seed
         self._connections = 0
+        self.dead: list[asyncio.Task[Any]] = []  # tasks of killed processes
         loop.network = self
+        loop.set_task_factory(self._task)  # type: ignore[arg-type]
+
+    def _task(self, loop: WorldLoop, work: Any, context: Any = None, **more: Any) -> "asyncio.Task[Any]":
+        """Make a task, and note to which host it belongs."""
+        task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, context=context, **more)
+        host = HERE.get(None) if context is None else context.get(HERE)
+        if host is not None:
+            host.tasks.add(task)
+        return task
 
     def host(self, name: str) -> Host:
         number = len(self.hosts) + 1
@@ -126,10 +163,11 @@ class Network:
         here, there = HERE.get(), self.hosts.get(address)
         self._connections += 1
         number = self._connections
-        chance = random.Random(f"{self._seed} connection {number}")
+        chance, asked_s = random.Random(f"{self._seed} connection {number}"), self.loop.time()
         await asyncio.sleep(chance.choice(DELAYS_S))
         await here.heard(here)
         if not here.has_sockets:
+            here.lacked_socket_s = self.loop.time()
             raise OSError(errno.EMFILE, "Too many open files")
         if there is None:
             raise OSError(113, f"no route to {address}")
@@ -142,8 +180,11 @@ class Network:
         ours = End(self.loop, here, random.Random(f"{self._seed} end {number}"), copy_context())
         theirs = End(self.loop, there, random.Random(f"{self._seed} other end {number}"), listener.context)
         ours.window = theirs.window = chance.choice(WINDOWS)
-        ours.delays_s = theirs.delays_s = SLOW_DELAYS_S if chance.random() < self._slow_share else DELAYS_S
+        if chance.random() < self._slow_share:
+            ours.delays_s = theirs.delays_s = SLOW_DELAYS_S
+            ours.window = theirs.window = max(WINDOWS)  # with a small one, a long body would take minutes
         ours.peer, theirs.peer = theirs, ours
+        ours.asked_s = theirs.asked_s = asked_s
         ours.addresses = (here.address, FIRST_PORT + number), (address, port)
         theirs.addresses = ours.addresses[::-1]
         theirs.open(listener.context.run(listener.factory))
@@ -160,6 +201,16 @@ class Network:
         ours.open(protocol)
         return ours, protocol
 
+    def bury(self) -> None:
+        """Close what killed processes have left, which they would do themselves at some later moment."""
+        logging.disable()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for task in self.dead:
+                with suppress(RuntimeError):  # it waits for something at its end
+                    task.get_coro().close()
+        logging.disable(logging.NOTSET)
+
     def left(self) -> list[str]:
         """Connections and listeners that nobody has closed."""
         ends = [f"the connection {end}" for host in self.hosts.values() for end in host.ends]
@@ -173,9 +224,14 @@ class Bound:
     family = 2  # AF_INET
 
     def __init__(
-        self, address: tuple[str, int], peer: tuple[str, int] | None = None, keepalive: dict[int, int] | None = None
+        self,
+        address: tuple[str, int],
+        peer: tuple[str, int] | None = None,
+        keepalive: dict[int, int] | None = None,
+        around: Callable[[Callable[[], Any]], Callable[[], Any]] | None = None,
     ) -> None:
-        self._address, self._peer, self._keepalive = address, peer, keepalive
+        """`around`, if any, is put around what makes the protocols of a listener."""
+        self._address, self._peer, self._keepalive, self.around = address, peer, keepalive, around
 
     def getsockname(self) -> tuple[str, int]:
         return self._address
@@ -234,6 +290,8 @@ class End(asyncio.Transport):
         self.delays_s: Sequence[float] = DELAYS_S
         self.is_lost = False  # no packet of it passes any more, and nobody is told
         self.keepalive: dict[int, int] = {}
+        self.asked_s = 0.0  # when the connection was asked for,
+        self.written_s = self.read_s = 0.0  # and when its protocol last wrote to it, or read
         self.addresses: tuple[tuple[str, int], tuple[str, int]]
         self._loop, self._chance, self._context = loop, chance, context
         self._protocol: Any = None
@@ -307,6 +365,7 @@ class End(asyncio.Transport):
             if not self._closing:
                 raise RuntimeError("Cannot call write() after write_eof()")
             return
+        self.written_s = self._loop.time()
         self._unsent += data
         self._send()
         if len(self._unsent) > self._high and not self._is_full:
@@ -315,6 +374,11 @@ class End(asyncio.Transport):
 
     def writelines(self, list_of_data: Any) -> None:
         self.write(b"".join(list_of_data))
+
+    @property
+    def has_read_all(self) -> bool:
+        """Tell whether all that the peer has sent has been read."""
+        return not (self._under_way or self.peer._unsent)
 
     def write_eof(self) -> None:
         if not (self._no_more or self._closing):
@@ -329,10 +393,7 @@ class End(asyncio.Transport):
 
     def abort(self) -> None:
         """End at once; what the system has already is still sent."""
-        if not self._lost:
-            self._closing = True
-            self._unsent.clear()
-            self._over(None)
+        self.fail(None)
 
     # ---- what happens to it
 
@@ -354,6 +415,20 @@ class End(asyncio.Transport):
             idle_s, between_s, times = [self.keepalive[name] for name in names]
             self._ends = self._loop.call_later(idle_s + between_s * times, self._over, TimeoutError(110, "timed out"))
         self.is_lost = True
+
+    def fail(self, error: OSError | None) -> None:
+        """End at once, with what its system was told."""
+        if not self._lost:
+            self._closing = True
+            self._unsent.clear()
+            if self._protocol is not None:  # else whoever connects finds it closed
+                self._over(error)
+
+    def arrive_later(self, by_s: float) -> None:
+        self._way = deque((at_s + by_s, part) for at_s, part in self._way)
+        if self._arrives is not None:
+            self._arrives.cancel()
+            self._arrives = self._loop.call_at(self._way[0][0], self._arrive, context=self._context)
 
     def arrive_soon(self, within_s: float) -> None:
         if self._way and self._arrives is None:
@@ -465,6 +540,7 @@ class End(asyncio.Transport):
             data = bytes(self._unread[:size])
             del self._unread[:size]
             self._under_way -= size
+            self.read_s = self._loop.time()
             self._call(self._protocol.data_received, data)
             if not self.peer._lost:
                 self.peer._send()

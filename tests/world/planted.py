@@ -36,8 +36,15 @@ BUGS = (
         "begun-refused",
         "With a full queue a begun answer that comes at the same moment as a new request is refused.",
         "router.placement.waiting",
-        "rank > worst or (rank == worst and came_s >= now_s)",
+        "rank > worst or (rank == worst and (came_s >= now_s or last < 0 < number))",
         "rank >= worst",
+    ),
+    Bug(
+        "begun-displaced",
+        "With a full queue a begun answer makes way for a request of the same moment that waits again.",
+        "router.placement.waiting",
+        "next(self._numbers) * (-1 if begun else 1)",
+        "next(self._numbers)",
     ),
     Bug(
         "full-breaks-off",

@@ -63,6 +63,7 @@ class Publisher:
     ) -> None:
         self.incarnation = incarnation
         self.lost_share = 0.0  # of the batches
+        self.published_s = 0.0  # when it was last given any
         self.subscribers: dict[int, dict[_Peer, None]] = {port: {} for port in PORTS}
         self._seq = -1
         self._kept: list[tuple[int, bytes]] = []
@@ -74,6 +75,7 @@ class Publisher:
         self.endpoints = EventEndpoints(*(f"tcp://{host.address}:{port}" for port in PORTS))
 
     def publish(self, events: Sequence[KnownEvent]) -> None:
+        self.published_s = self._loop.time()
         self._mirror.apply(events)
         self._seq += 1
         payload = encode_batch(EventBatch(self._loop.time(), list(events)))

@@ -41,20 +41,25 @@ def tokens_of(prompt: bytes, count: int) -> list[int]:
     """The answer to a prompt of packed token ids: small letters, each by all that stands before it."""
     before, tokens = blake2b(prompt, digest_size=1), list[int]()
     for _ in range(count):
-        tokens.append(97 + before.copy().digest()[0] % 26)
+        tokens.append(letter(before.copy()))
         before.update(pack_ids(tokens[-1:]))
     return tokens
+
+
+def letter(before: blake2b) -> int:
+    return 97 + before.digest()[0] % 26
 
 
 def stream_of(
     tokens: list[int], said: int, response_id: str | None, created: int | None, *, chat: bool = True, ids: bool = False
 ) -> list[bytes]:
     """The events of an answer from the token at `said` on, as vLLM has them, in one piece for each token."""
-    told = {"id": response_id, "created": created, "model": MODEL, "object": OBJECTS[chat]}
+    told = {"id": response_id, "object": OBJECTS[chat], "created": created, "model": MODEL}
 
     def piece(said: dict[str, Any], token: int | None = None, finish: str | None = None) -> bytes:
-        told_ids = {"token_ids": [token]} if ids and token is not None else {}
-        choice = {"index": 0, **said, "finish_reason": finish, **told_ids}
+        more: dict[str, Any] = {"token_ids": [token]} if ids and token is not None else {}
+        more |= {"stop_reason": None} if finish else {}
+        choice = {"index": 0, **said, "logprobs": None, "finish_reason": finish, **more}
         return event(encode({**told, "choices": [choice]}).decode())
 
     pieces = []
@@ -71,9 +76,10 @@ def stream_of(
 
 def whole_of(tokens: list[int], response_id: str | None, created: int | None, **more: Any) -> bytes:
     """The same as a whole answer."""
-    message = {"role": "assistant", "content": "".join(map(chr, tokens))}
-    told = {"id": response_id, "created": created, "model": MODEL, "object": "chat.completion"}
-    return encode({**told, "choices": [{"index": 0, "message": message, "finish_reason": "length"}], **more})
+    message = {"role": "assistant", "content": "".join(map(chr, tokens)), "refusal": None}
+    told = {"id": response_id, "object": "chat.completion", "created": created, "model": MODEL}
+    end = {"logprobs": None, "finish_reason": "length", "stop_reason": None}
+    return encode({**told, "choices": [{"index": 0, "message": message, **end}], **more})
 
 
 def effect_of(text: str) -> bytes:
@@ -84,6 +90,7 @@ class ScriptedReplica:
     """One process after the other at the same address."""
 
     health_path = "/ready"
+    resumes = True  # its streams may go on elsewhere
 
     def __init__(self, network: Network, name: str, chance: random.Random, say: Callable[[str, str], None]) -> None:
         self.host: Host = network.host(name)
@@ -103,12 +110,15 @@ class ScriptedReplica:
         self.running: dict[Answering, None] = {}
         self.waiting: deque[Answering] = deque()
         self.is_troubled = self.hangs = False
+        self.well_since_s = 0.0  # after its last trouble
         self.effects: list[Effect] = []  # all there ever were
         self.answers: Callable[[], tuple[int, bytes]] | None = None  # to every request, instead of what it wants
+        self.is_crowded = False  # whoever asks it without the router has all of its room
         self.refusals: dict[str, set[str]] = {}  # status and code, by the request's id
         self.answerings: list[Answering] = []  # all there ever were
         self.found: list[str] = []  # what the router should not have done
-        self._said_draining_s: dict[str, float] = {}  # when it first told so, with nothing in its way, each router
+        self._knows_s: dict[Host, float] = {}  # when a router has read that it drains
+        self._telling: list[tuple[End, float]] = []  # routers' ends that have yet to read that, and since when
         self._moments: dict[str, asyncio.Future[None]] = {}
         self.network = network
 
@@ -136,6 +146,14 @@ class ScriptedReplica:
     def answering(self) -> "type[Answering]":
         return Answering
 
+    @property
+    def blocks(self) -> list[int]:
+        """The blocks of its cache."""
+        return [*self.cache.blocks]
+
+    def check_at_rest(self) -> None:
+        """Verify what must hold when no request is left."""
+
     def told(self, path: str, body: bytes) -> tuple[int, bytes] | None:
         """The answer to a question of the router's own; None: it is none."""
         if path == self.health_path:
@@ -154,11 +172,15 @@ class ScriptedReplica:
         self.say(self.name, f"starts, process {self.incarnation}")
 
     def drain(self) -> None:
-        self._said_draining_s.clear()
+        self.forgets()
         self.say(self.name, f"drains, with {len(self.running)} running and {len(self.waiting)} waiting")
         self.draining = True
         for answering in [*self.running, *self.waiting]:
             answering.give_up()
+
+    def take_again(self) -> None:
+        """Take requests, though it was told to drain."""
+        self.draining = False
 
     def kill(self) -> None:
         self.say(self.name, f"is killed, with {len(self.running)} running and {len(self.waiting)} waiting")
@@ -187,13 +209,40 @@ class ScriptedReplica:
             "pool": {"total": self.cache_blocks},
         }
 
-    def drains(self, router: str, request_id: str) -> bytes:
-        """Tell a router so; from then on nothing new should come until a health check has succeeded."""
-        now_s = self.loop.time()
-        said_s = self._said_draining_s.setdefault(router, now_s)
-        if now_s - max(said_s, self.host.troubled_s) > KNOWN_S:
-            self.found.append(f"{request_id} came {now_s - said_s:.3f} s after it had said that it drains")
+    def refuses(self, request_id: str, end: End, sent_s: float) -> bytes:
+        """Say that it drains: once a router has read that, only a health check that it sends later may end it."""
+        self._learns()
+        late_s = sent_s - self._knows_s.get(end.host, math.inf)
+        if late_s > 0:
+            self.found.append(f"{request_id} was sent {late_s:.3f} s after the router had read that it drains")
+        self._telling.append((end, self.loop.time()))
         return DRAINING
+
+    def is_well(self, router: Host, sent_s: float) -> None:
+        """Note that a health check has succeeded."""
+        self._learns()
+        if sent_s > self._knows_s.get(router, math.inf):
+            self.forgets(router)
+
+    def forgets(self, router: Host | None = None) -> None:
+        """Note that this router, or any, may take it for one that takes requests."""
+        if router is None:
+            self._knows_s.clear()
+            self._telling.clear()
+        else:
+            self._knows_s.pop(router, None)
+            self._telling = [(end, since_s) for end, since_s in self._telling if end.host is not router]
+
+    def _learns(self) -> None:
+        for end, since_s in self._telling[:]:
+            if end.has_read_all and end.read_s > since_s:
+                self._knows_s[end.host] = min(self._knows_s.get(end.host, math.inf), end.read_s)
+                self._telling.remove((end, since_s))
+
+    @property
+    def is_full(self) -> bool:
+        has_room = len(self.running) < self.most_running or len(self.waiting) < self.most_waiting
+        return self.is_crowded or not has_room
 
     def make_room(self) -> None:
         while self.waiting and len(self.running) < self.most_running and not self.hangs:
@@ -209,6 +258,7 @@ class Conversation(asyncio.Protocol):
         self._replica = replica
         self._parser = HttpRequestParser(self)
         self._answering: Answering | Effect | None = None
+        self._requests = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
@@ -222,9 +272,16 @@ class Conversation(asyncio.Protocol):
             self._answering.stop()
             self._replica.make_room()
 
+    @property
+    def sent_s(self) -> float:
+        """When the router decided to send the present request here; for the first one it asked for the connection."""
+        router = self.transport.peer
+        return router.written_s if self._requests > 1 else router.asked_s
+
     # ---- what the parser finds
 
     def on_message_begin(self) -> None:
+        self._requests += 1
         self._url, self._body, self._id = b"", b"", ""
 
     def on_url(self, url: bytes) -> None:
@@ -242,22 +299,24 @@ class Conversation(asyncio.Protocol):
         if (found := replica.told(path, self._body)) is not None:
             self._refuse(*found)
             if path == replica.health_path:
+                if found[0] == 200:
+                    replica.is_well(self.transport.peer.host, self.sent_s)
                 replica.happens("health check")
         elif path not in (CHAT, COMPLETIONS, TOOL):
             self._refuse(404, b"{}")
         elif replica.draining:
-            self._refuse(503, replica.drains(self.transport.peer.host.name, self._id))
+            self._refuse(503, replica.refuses(self._id, self.transport.peer, self.sent_s))
         elif replica.answers is not None:
             self._refuse(*replica.answers())
         elif path == TOOL:
-            self._answering = Effect(replica, self.transport, self._body, self._id)
-        elif len(replica.running) >= replica.most_running and len(replica.waiting) >= replica.most_waiting:
+            self._answering = Effect(replica, self, self._body, self._id)
+        elif replica.is_full:
             self._refuse(429, QUEUE_FULL)
         else:
-            self._answering = replica.answering(replica, self.transport, self._body, self._id)
+            self._answering = replica.answering(replica, self, self._body, self._id)
             replica.waiting.append(self._answering)
             replica.make_room()
-            replica.happens("request")
+            replica.happens("continuation" if self._answering.goes_on else "request")
 
     def _refuse(self, status: int, body: bytes) -> None:
         if status >= 400 and self._id:
@@ -269,11 +328,12 @@ class Conversation(asyncio.Protocol):
 class Effect:
     """A request that must not be repeated, as nobody knows what a second one does."""
 
-    def __init__(self, replica: ScriptedReplica, transport: End, body: bytes, id: str) -> None:
-        self.id = id
-        self._replica, self._body, self._transport = replica, body, transport
+    def __init__(self, replica: ScriptedReplica, conversation: Conversation, body: bytes, id: str) -> None:
+        self.id, self.sent_s = id, conversation.sent_s
+        self._replica, self._body, self._transport = replica, body, conversation.transport
         self._timer = replica.loop.call_later(EFFECT_S, self._end)
         replica.effects.append(self)
+        replica.happens("effect")
 
     def _end(self) -> None:
         if self._replica.hangs:
@@ -291,11 +351,12 @@ class Answering:
 
     _end = b"0\r\n\r\n"
 
-    def __init__(self, replica: ScriptedReplica, transport: End, body: bytes, id: str) -> None:
-        self.id, self.replica = id, replica
+    def __init__(self, replica: ScriptedReplica, conversation: Conversation, body: bytes, id: str) -> None:
+        self.id, self.replica, self.sent_s = id, replica, conversation.sent_s
         self.cached: int | None = None  # None: it has not begun
         self.came_s, self.lost_s = replica.loop.time(), math.inf  # the latter if it has not come to its end
         self.said = 0  # tokens of its answer, elsewhere
+        self.goes_on = False  # with the answer of another replica
         self.salt: str | None = None
         prompt, tokens = self._read(body)
         self.prompt_tokens = len(prompt) // 4
@@ -304,7 +365,7 @@ class Answering:
         self._prompt = unpack_ids(prompt) + self._tokens[: self.said]
         root = root_key(MODEL, cache_salt=self.salt, block_size=BLOCK_TOKENS)
         self._keys = block_keys(self._prompt, BLOCK_TOKENS, root)
-        self._transport = transport
+        self._transport = conversation.transport
         self._timer: asyncio.TimerHandle | None = None
         replica.answerings.append(self)
 
@@ -315,6 +376,7 @@ class Answering:
         # A router that does not know the tokens leaves them to us.
         prompt = native.prompts[0] if native.prompts else pack_ids(PROMPTS.chat(read(asked, ChatRequest)))
         self.said = len(unpack_ids(native.resume_token_ids[0])) if native.resume_token_ids else 0
+        self.goes_on = self.said > 0
         self.salt, self._tells_use = native.cache_salt, native.tells_use
         tokens, told = tokens_of(prompt, fields["max_tokens"]), (native.response_id, native.created)
         if fields["stream"]:

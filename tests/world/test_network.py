@@ -1,6 +1,7 @@
 """Connections in memory: what TCP promises holds for every seed, and what it does not promise varies."""
 
 import asyncio
+import errno
 import random
 from collections.abc import Coroutine
 from contextlib import suppress
@@ -177,6 +178,42 @@ def test_a_connection_that_is_cut_is_reset_at_both_ends(seed: int) -> None:
 
     Pair(seed).run(serve, ask)
     assert ends == ["server", "client"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_whoever_has_no_way_any_more_is_told_at_one_end_only(seed: int) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(5.0):
+                await reader.read()
+        writer.transport.abort()
+
+    async def ask(pair: Pair) -> None:
+        reader, writer = await pair.open()
+        chance = random.Random(seed)
+        while not pair.server.cut(chance, OSError(errno.EHOSTUNREACH, "no route")):
+            continue  # it has spared the only one
+        with pytest.raises(OSError, match="no route"):
+            await reader.read()
+        await asyncio.sleep(10.0)
+        writer.close()
+
+    Pair(seed).run(serve, ask)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_lost_packets_are_sent_again_in_order(seed: int) -> None:
+    async def ask(pair: Pair) -> None:
+        reader, writer = await pair.open()
+        began_s = pair.loop.time()
+        writer.write(b"first ")
+        pair.client.lose_packets(0.5)
+        writer.write(b"second")
+        assert await reader.readexactly(12) == b"first second"
+        assert 0.5 <= pair.loop.time() - began_s < 0.6
+        writer.close()
+
+    Pair(seed).run(echo, ask)
 
 
 def test_a_connection_that_nobody_closes_is_found() -> None:

@@ -5,12 +5,15 @@ half an answer whose tokens are a part of the prompt.
 """
 
 import json
+import random
 from collections import deque
+from collections.abc import Callable
 
 from engines.prompts.vllm import Vllm
 from events.blocks import pack_tokens
 from router.members.spec import ReplicaSpec
 from tests.router.scripted import DONE, MODEL, SSE, event, head_of
+from tests.world.network import End, Network
 from tests.world.publisher import EVENTS, REPLAY
 from tests.world.replica import (
     BLOCK_TOKENS,
@@ -30,9 +33,13 @@ BUILDER = Vllm(PROMPTS)
 class VllmReplica(ScriptedReplica):
     health_path = "/health"
 
+    def __init__(self, network: Network, name: str, chance: random.Random, say: Callable[[str, str], None]) -> None:
+        super().__init__(network, name, chance, say)
+        self.resumes = chance.random() < 0.7  # its streams may go on elsewhere, as its operator says
+
     @property
     def spec(self) -> ReplicaSpec:
-        return ReplicaSpec(name=self.name, url=f"http://{self.host.address}:{PORT}", engine="vllm", resume=True)
+        return ReplicaSpec(name=self.name, url=f"http://{self.host.address}:{PORT}", engine="vllm", resume=self.resumes)
 
     @property
     def answering(self) -> type[Answering]:
@@ -50,8 +57,8 @@ class VllmReplica(ScriptedReplica):
             return 200, encode({"tokens": tokens_in(body)})
         return (200, self._metrics().encode()) if path == "/metrics" else None
 
-    def drains(self, router: str, request_id: str) -> bytes:
-        del router, request_id
+    def refuses(self, request_id: str, end: End, sent_s: float) -> bytes:
+        del request_id, end, sent_s  # the router learns nothing of this code
         return b'{"error":{"code":"shutting_down"}}'
 
     def _metrics(self) -> str:
@@ -77,6 +84,7 @@ class VllmAnswering(Answering):
 
     def _read(self, body: bytes) -> tuple[bytes, list[int]]:
         fields = json.loads(body)
+        self.goes_on = "messages" not in fields
         prompt = pack_tokens(tokens_in(body))
         tokens, self.salt = tokens_of(prompt, fields["max_tokens"]), fields.get("cache_salt")
         self._streams, told = fields.get("stream", False), (f"chatcmpl-{self.id}", int(self.came_s))

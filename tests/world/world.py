@@ -1,25 +1,32 @@
 """A whole world from one seed: what is in it, what happens, and what must hold at its end."""
 
 import asyncio
+import io
 import logging
 import random
+import tempfile
 import traceback
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from contextvars import copy_context
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 
 from router.config import RouterConfig
+from router.members.discovery.file import parse_replicas
+from router.members.spec import ReplicaSpec
 from router.process.front import Front
 from router.proxy.attempt import Attempt
 from router.proxy.retries import Row
 from router.records.access_log import Line
-from router.tenants.keys import Key, digest_of
+from router.tenants.keys import Key
 from tests.world.audit import QUEUE_TIMEOUT_S, Audit, Routed
 from tests.world.client import WORDS, Asking
+from tests.world.edited import EditedFile, keys_by_name
+from tests.world.engine import EngineReplica
 from tests.world.faults import Faults
 from tests.world.loop import SETTLES_S, WorldLoop, run
 from tests.world.network import HERE, Bound, Host, Network
@@ -32,13 +39,18 @@ ROUTERS = (1, 1, 1, 2, 3, 4)
 LASTS_S = 60.0  # with clients and faults
 CALM_S = 10.0  # after the last fault: then the router knows everything again
 DRAINS_S = 60.0  # at most: longer than any request
+LULL_S = 10.0  # in some worlds nobody asks anything for so long
 STEP_S = 0.5  # between two looks at everything
 PARTED_S = (0.2, 1.0, 8.0)  # two routers: the longest is long enough to be forgotten
 GRAINS_S = (1e-6, 1e-4, 1e-3)  # of time
+CROWDED_GRAINS_S = (1e-3, 5e-3)  # with the latter, nearly all that is sent at one moment comes at one, too
 SLOW_SHARES = (0.0, 0.1, 0.5)  # of connections
-VLLM_SHARES = (0.0, 0.0, 0.0, 0.5, 1.0)  # of the replicas; the others are ours
+KINDS: tuple[tuple[type[ScriptedReplica], ...], ...] = (  # of the replicas of a world
+    *((ScriptedReplica,), (ScriptedReplica, VllmReplica), (VllmReplica,)),
+    *((EngineReplica,), (EngineReplica, ScriptedReplica), (EngineReplica, VllmReplica)),
+)
 TENANTS = ("red", "green", "blue")
-SPOKEN = ("router", "events", "api", "asyncio")
+SPOKEN = ("router", "replica", "events", "api", "asyncio")
 
 
 class World:
@@ -55,22 +67,30 @@ class World:
         self._is_disturbed, self._left_out = faults, left_out
         chance = self._chance = random.Random(f"{seed} script")
         self._is_crowded = chance.random() < 0.25  # all ask at once, and there is hardly any room
-        grain_s = max(GRAINS_S) if self._is_crowded else chance.choice(GRAINS_S)
+        grain_s = chance.choice(CROWDED_GRAINS_S if self._is_crowded else GRAINS_S)
         self.loop = WorldLoop(random.Random(f"{seed} loop"), grain_s)
         self.network = Network(self.loop, str(seed), chance.choice(SLOW_SHARES))
         self.loop.set_exception_handler(self._failed)
         names = ["router", *(f"router{number}" for number in range(2, max(routers, chance.choice(ROUTERS)) + 1))]
-        self.routers = {self.network.host(name): Routed() for name in names}
-        share, many = chance.choice(VLLM_SHARES), range(chance.randrange(2, 6))
-        engines = [VllmReplica if chance.random() < share else ScriptedReplica for _ in many]
-        self.replicas = [engines[number](self.network, f"r{number}", chance, self.say) for number in many]
-        has_keys = not self._is_crowded and chance.random() < 0.6
-        self.keys = tuple(map(self._key, TENANTS)) if has_keys else ()
+        self.routers = {host: Routed(host) for host in map(self.network.host, names)}
+        kinds, names = chance.choice(KINDS), [f"r{number}" for number in range(chance.randrange(2, 6))]
+        self.replicas = [chance.choice(kinds)(self.network, name, chance, self.say) for name in names]
+        self._folder = tempfile.TemporaryDirectory()
+        folder = Path(self._folder.name)
+        self.keys: EditedFile[Key] | None = None
+        self.fleet: EditedFile[ReplicaSpec] | None = None  # None: the router's options name the replicas
+        if not self._is_crowded and chance.random() < 0.6:
+            keys = {name: self._key(name) for name in TENANTS}
+            self.keys = EditedFile(folder / "keys.toml", "keys.{}", keys, keys_by_name, self.loop)
+        if chance.random() < 0.4:
+            specs = {replica.name: msgspec.to_builtins(replica.spec) for replica in self.replicas}
+            self.fleet = EditedFile(folder / "replicas.toml", "[replicas]", specs, parse_replicas, self.loop)
         self._restarts = chance.random() < 0.3
         self._parts = chance.random() < 0.5  # routers from each other
         self._config = msgspec.structs.replace(self._draw(), **settings)
-        self.audit = Audit(self.keys, self.replicas, self.routers.values())
-        self.faults = Faults(seed, self.replicas, self.say, left_out)
+        self.audit = Audit(self.replicas, self.routers.values(), self.keys, self.fleet)
+        self.faults = Faults(seed, self.replicas, list(self.routers), self.say, left_out, self.keys, self.fleet)
+        self.audit.outages = self.faults.outages
 
     def run(self) -> "World":
         """Fill `audit.failures` with whatever does not hold."""
@@ -80,10 +100,11 @@ class World:
             except Exception as error:  # any error is a finding
                 self.timeline += traceback.format_exc().splitlines()
                 self.audit.fail(repr(error))
+        self._folder.cleanup()
         return self
 
     def say(self, who: str, what: str) -> None:
-        self.timeline.append(f"{self.loop.elapsed_s:11.6f} {who:8} {what}")
+        self.timeline.append(f"{self.loop.elapsed_s:11.6f} {who:8} {what.replace(self._folder.name, '')}")
 
     @property
     def parts(self) -> list[str]:
@@ -113,30 +134,31 @@ class World:
         for host in self.routers:
             await self._at(host, self._end(host))
 
-    def _key(self, name: str) -> Key:
+    def _key(self, name: str) -> dict[str, Any]:
         chance = self._chance
-        return Key(
-            name=name,
-            digest=digest_of(name),
-            salt=chance.choice((None, name)),
-            max_in_flight=chance.choice((None, None, 2)),
-            tokens_per_minute=chance.choice((None, None, 3_000)),
-            tokens_per_day=chance.choice((None, 1_000_000)),
-        )
+        return {
+            "key": name,
+            "salt": chance.random() < 0.5,
+            "max_in_flight": chance.choice((None, None, 2)),
+            "tokens_per_minute": chance.choice((None, None, 3_000)),
+            "tokens_per_day": chance.choice((None, 1_000_000)),
+        }
 
     def _clients(self) -> list[Asking]:
         chance = self._chance
         beginnings = ["", *(" ".join(chance.choices(WORDS, k=60)) + "\n" for _ in range(3))]
-        together_s = 1.0 if self._is_crowded else chance.choice((0.0, 0.0, 1.0))
+        together_s = chance.choice((1.0, 5.0) if self._is_crowded else (0.0, 0.0, 1.0))
+        lull_s = self.loop.time() + chance.uniform(5.0, LASTS_S)
+        lull = lull_s, lull_s + chance.choice((0.0, 0.0, LULL_S))
         clients = []
-        for number in range(chance.randrange(2, 9)):
+        for number in range(chance.randrange(6, 13) if self._is_crowded else chance.randrange(2, 9)):
             name, own = f"c{number}", random.Random(f"{self.seed} client {number}")
-            key = chance.choice(self.keys).name if self.keys else None
+            key = chance.choice(TENANTS) if self.keys else None
             host = list(self.routers)[number % len(self.routers)]
             self.audit.by_client[name] = self.routers[host]
             where = host.address, PORT
             asked, left_out = self.audit.asked, self._left_out
-            clients.append(Asking(name, own, where, self.say, asked, left_out, key, beginnings, together_s))
+            clients.append(Asking(name, own, where, self.say, asked, left_out, key, beginnings, together_s, lull))
         return clients
 
     async def _step(self) -> None:
@@ -145,6 +167,11 @@ class World:
             self.audit.step(self.loop.time())
 
     async def _start(self, host: Host) -> Front:
+        for file in (self.keys, self.fleet):
+            if file is not None:
+                file.mend()
+        for replica in self.replicas:
+            replica.forgets(host)
         config, routed = self._config, self.routers[host]
         if len(self.routers) > 1:
             listen, *peers = (f"tcp://{one.address}:{PEERS}" for one in (host, *self.routers))  # one of them is itself
@@ -168,9 +195,10 @@ class World:
     def _draw(self) -> RouterConfig:
         chance = self._chance
         return RouterConfig(
-            replicas=tuple(replica.spec for replica in self.replicas),
+            replicas=() if self.fleet else tuple(replica.spec for replica in self.replicas),
+            replicas_file=None if self.fleet is None else str(self.fleet.path),
             client_paths=(TOOL,),
-            keys=self.keys,
+            api_keys_file=None if self.keys is None else str(self.keys.path),
             demand_key=bool(self.keys),
             health_interval_s=chance.choice((0.5, 2.0)),
             policy=chance.choice(("cost", "cost", "round-robin", "least-loaded")),
@@ -241,7 +269,8 @@ class World:
             logger.setLevel(logging.INFO)
             logger.propagate = False
         try:
-            yield
+            with redirect_stdout(io.StringIO()):  # of replicas, that they are ready
+                yield
         finally:
             for logger, (level, propagate) in zip(loggers, before, strict=True):
                 logger.removeHandler(handler)

@@ -177,6 +177,23 @@ async def test_what_a_removed_replica_is_answering_comes_to_its_end() -> None:
         assert (await client.answer()).body == GOOD
 
 
+async def test_a_router_that_ends_just_after_a_removed_replica_has_answered_leaves_no_connection() -> None:
+    taken: list[Call] = []
+    leaving = Scripted("leaving", taken.append)
+    async with leaving.running():
+        async with served() as running, connect(running.port) as client:
+            running.front.upkeep.add(leaving.spec)
+            await until(lambda: MODEL in running.router.members.models, "the model is known")
+            await until(lambda: running.member("leaving").candidate.unavailable is None, "the replica takes requests")
+            client.send("POST", CHAT, chat())
+            await until(lambda: taken, "the replica is asked")
+            running.front.upkeep.remove("leaving")
+            await asyncio.sleep(0)  # it waits for what the replica is answering
+            taken[0].answer(GOOD)
+            await client.answer()
+        await until(lambda: not leaving.connections, "its connections are closed")
+
+
 async def test_what_a_removed_replica_does_not_answer_in_time_is_broken_off() -> None:
     taken: list[Call] = []
     leaving = Scripted("leaving", taken.append)

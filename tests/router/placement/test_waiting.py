@@ -31,6 +31,17 @@ def test_of_two_that_came_in_one_moment_the_one_that_comes_again_stays() -> None
     assert drained(waiting) == ["begun"]
 
 
+def test_of_two_that_come_again_a_begun_answer_stays() -> None:
+    waiting: Waiting[str] = Waiting(2)
+    waiting.offer("other", 0, 1.0, since_s=1.0)
+    waiting.offer("begun", 0, 2.0, since_s=1.0, begun=True)
+    assert waiting.offer("again", 0, 2.0, since_s=1.0) == "other"
+    assert waiting.offer("begun, too", 0, 3.0, since_s=1.0, begun=True) == "again"
+    assert waiting.offer("once more", 0, 3.0, since_s=1.0) == "once more"
+    waiting.check()
+    assert len(waiting) == 2
+
+
 def test_no_request_waits_without_any_room() -> None:
     waiting: Waiting[str] = Waiting(0)
     assert waiting.offer("first", 0, 1.0) == "first" and len(waiting) == 0
