@@ -16,7 +16,7 @@ BUDGETS = {
     "fleet": Measures(rooms=13, floors=5, in_circles=0, files=15, lines=7_596),
     "kernels": Measures(rooms=13, floors=5, in_circles=0, files=13, lines=2_307),
     "lab": Measures(rooms=14, floors=5, in_circles=0, files=10, lines=8_707),
-    "replica": Measures(rooms=22, floors=9, in_circles=0, files=18, lines=17_129),
+    "replica": Measures(rooms=22, floors=9, in_circles=0, files=18, lines=17_128),
     "router": Measures(rooms=17, floors=9, in_circles=0, files=18, lines=29_260),
 }
 HELPERS_USED_ONCE = 0.478  # of the private ones

@@ -328,7 +328,8 @@ class _Publisher(Publisher):
     config = PublisherConfig(topic="kv", model=MODEL)
 
     def publish(self, events: Any) -> None:
-        self.process.later(partial(super().publish, events))
+        if events:
+            self.process.later(partial(super().publish, events))
 
     def report(self, load: Load) -> None:
         self.process.later(partial(super().report, load))
