@@ -19,7 +19,7 @@ WORDS = ("cache", "block", "route", "warm", "prefix", "token", "queue", "drain",
 PATIENCE_S = 60.0  # without a byte: longer than every limit of the router together
 LEFT = "left"
 LIMITED = "refused with 429 rate_limit_exceeded"
-_OWN = re.compile(rb'"id":"[^"]*"|"created":[0-9]+|,"usage":\{.*\}(?=\}$)')
+_OWN = re.compile(rb'"id":"[^"]*"|"created":[0-9]+|,"(?:stop_reason|matched_stop)":null|,"usage":\{.*\}(?=\}$)')
 
 
 class Asked(Struct, eq=False):
