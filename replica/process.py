@@ -19,7 +19,6 @@ import msgspec
 import zmq
 
 from api.process.lifeline import die_with_parent, orphaned
-from events.messages import KnownEvent
 from events.publisher import Publisher, PublisherConfig
 from events.sockets.curve import load_curve
 from replica import messages
@@ -68,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
             mover = make_mover(config, runner, clock, neighbours)
             if mover is not None:
                 stack.callback(mover.close)
-            shelf = make_shelf(config, runner)
+            shelf = None if runner.adapters is None else Shelf(runner.adapters, config.max_loras)
             if shelf is not None:
                 stack.callback(shelf.close)
             engine = Engine(config, runner, clock, mover, shelf)
@@ -122,11 +121,6 @@ def make_mover(config: EngineConfig, runner: Runner, clock: Clock, neighbours: N
     host = HostMemory(config.host_blocks, runner.memory.block_bytes)
     disk = open_disk(config, runner, runner.memory.block_bytes) if config.disk_blocks else None
     return ThreadedMover(runner.memory, host, config.num_blocks, disk, neighbours)
-
-
-def make_shelf(config: EngineConfig, runner: Runner) -> Shelf | None:
-    """Make what loads and unloads adapters; None: names of adapters only name blocks."""
-    return None if runner.adapters is None else Shelf(runner.adapters, config.max_loras)
 
 
 def warn_of_too_much(host_bytes: int) -> None:
@@ -263,7 +257,8 @@ class Loop:
                 self._send(messages.Outputs(outputs))
         else:
             self.engine.settle()
-        self._publish(self.engine.take_events())
+        if self.publisher is not None:
+            self.publisher.publish(self.engine.take_events())
         if self._check_asked:
             self._check_asked = False
             try:
@@ -322,7 +317,8 @@ class Loop:
                 self.engine.cancel(request_id)
         elif isinstance(message, messages.Reset):
             done = self.engine.reset()
-            self._publish(self.engine.take_events())
+            if self.publisher is not None:
+                self.publisher.publish(self.engine.take_events())
             self._send(messages.ResetDone(message.id, done))
         elif isinstance(message, messages.RetainPrefix):
             self._send(self.engine.retain(message))
@@ -343,10 +339,6 @@ class Loop:
     def _settle_adapters(self) -> None:
         for changed in self.engine.settle_adapters():
             self._send(changed)
-
-    def _publish(self, events: list[KnownEvent]) -> None:
-        if events and self.publisher is not None:
-            self.publisher.publish(events)
 
     def _send(self, message: messages.FromEngine) -> None:
         self.socket.send(messages.encode(message))

@@ -22,8 +22,6 @@ from replica.http.app import Endpoints, build_app
 from replica.http.engine_client import EngineClient, EngineDied
 from replica.messages import Hello
 
-__all__ = ["build_app", "serve"]
-
 
 def serve(config: ReplicaConfig) -> int:
     """Run until told to end, and return the exit status."""

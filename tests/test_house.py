@@ -16,10 +16,10 @@ BUDGETS = {
     "fleet": Measures(rooms=13, floors=5, in_circles=0, files=15, lines=7_425),
     "kernels": Measures(rooms=13, floors=5, in_circles=0, files=13, lines=2_307),
     "lab": Measures(rooms=14, floors=5, in_circles=0, files=10, lines=8_707),
-    "replica": Measures(rooms=22, floors=9, in_circles=0, files=18, lines=17_127),
+    "replica": Measures(rooms=22, floors=9, in_circles=0, files=18, lines=17_126),
     "router": Measures(rooms=17, floors=9, in_circles=0, files=18, lines=29_060),
 }
-HELPERS_USED_ONCE = 0.478  # of the private ones
+HELPERS_USED_ONCE = 0.477  # of the private ones
 IMPORTERS_OF_ROUTER = 2  # where it is assembled: the process, and the app
 
 

@@ -31,6 +31,7 @@ from tests.world.replica import (
     tokens_of,
     whole_of,
 )
+from tests.world.sglang import SglangAnswering
 from tests.world.vllm import VllmAnswering, VllmReplica
 
 WAITS_S = 45.0  # at most, from one byte to the next: for room, and for three replicas that say nothing
@@ -264,6 +265,9 @@ class Audit:
             return True
         if end == "broken off" and not self._has_tokenizer(one):
             return True
+        begun = [one for one in answerings if one.cached is not None and one.lost_s < math.inf]
+        if end == "broken off" and any(isinstance(one, SglangAnswering) for one in begun):
+            return True  # it tells no tokens in chats
         losses = sorted(answering.lost_s for answering in answerings if answering.lost_s < math.inf)
         return len(losses) >= MAX_LOST and any(later - lost > PAUSE_S for lost, later in pairwise(losses))
 

@@ -21,7 +21,7 @@ LEFT = "left"
 LIMITED = "refused with 429 rate_limit_exceeded"
 PAUSES = (1, 0.05), (10, 1.0), (40, 4.0)
 PADDINGS = 20_000, 100_000, 240_000  # the router reads longer bodies in a process of its own
-_OWN = re.compile(rb'"id":"[^"]*"|"created":[0-9]+|,"usage":\{.*\}(?=\}$)')
+_OWN = re.compile(rb'"id":"[^"]*"|"created":[0-9]+|,"(?:stop_reason|matched_stop)":null|,"usage":\{.*\}(?=\}$)')
 
 
 class Asked(Struct, eq=False):

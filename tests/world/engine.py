@@ -339,7 +339,8 @@ class _Publisher(Publisher):
 
     def publish(self, events: Any) -> None:
         self.published_s = self._loop.time()  # the engine has them already
-        self.process.later(partial(super().publish, events))
+        if events:
+            self.process.later(partial(super().publish, events))
 
     def report(self, load: Load) -> None:
         self.process.later(partial(super().report, load))

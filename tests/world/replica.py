@@ -167,7 +167,7 @@ class ScriptedReplica:
         self.draining = False
         self.network.listen(lambda: Conversation(self), self.host.address, PORT)
         self.publisher = Publisher(self.network, self.host, self.incarnation, MODEL, self.happens)
-        self.cache = Cache(self.cache_blocks, BLOCK_TOKENS)
+        self.cache = self.new_cache()
         self._report()
         self.say(self.name, f"starts, process {self.incarnation}")
 
@@ -177,6 +177,9 @@ class ScriptedReplica:
         self.draining = True
         for answering in [*self.running, *self.waiting]:
             answering.give_up()
+
+    def new_cache(self) -> Cache:
+        return Cache(self.cache_blocks, BLOCK_TOKENS)
 
     def take_again(self) -> None:
         """Take requests, though it was told to drain."""

@@ -87,13 +87,13 @@ class VllmAnswering(Answering):
         self.goes_on = "messages" not in fields
         prompt = pack_tokens(tokens_in(body))
         tokens, self.salt = tokens_of(prompt, fields["max_tokens"]), fields.get("cache_salt")
+        self._is_chat, self._tells_ids = "messages" in fields, bool(fields.get("return_token_ids"))
         self._streams, told = fields.get("stream", False), (f"chatcmpl-{self.id}", int(self.came_s))
         if not self._streams:
             usage = {"prompt_tokens": len(prompt) // 4, "completion_tokens": len(tokens)}
             pieces = [*(b"" for _ in tokens[1:]), whole_of(tokens, *told, usage=usage)]
         else:
-            ids = bool(fields.get("return_token_ids"))
-            pieces = stream_of(tokens, 0, *told, chat="messages" in fields, ids=ids)
+            pieces = stream_of(tokens, 0, *told, chat=self._is_chat, ids=self._tells_ids)
         self._pieces = deque(pieces)
         return prompt, tokens
 

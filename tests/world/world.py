@@ -32,6 +32,7 @@ from tests.world.loop import SETTLES_S, WorldLoop, run
 from tests.world.network import HERE, Bound, Host, Network
 from tests.world.publisher import PeerSockets
 from tests.world.replica import TOOL, ScriptedReplica
+from tests.world.sglang import SglangReplica
 from tests.world.vllm import VllmReplica
 
 PORT, PEERS = 8000, 5570
@@ -48,6 +49,7 @@ SLOW_SHARES = (0.0, 0.1, 0.5)  # of connections
 KINDS: tuple[tuple[type[ScriptedReplica], ...], ...] = (  # of the replicas of a world
     *((ScriptedReplica,), (ScriptedReplica, VllmReplica), (VllmReplica,)),
     *((EngineReplica,), (EngineReplica, ScriptedReplica), (EngineReplica, VllmReplica)),
+    *((SglangReplica,), (SglangReplica, ScriptedReplica)),
 )
 TENANTS = ("red", "green", "blue")
 SPOKEN = ("router", "replica", "events", "api", "asyncio")
