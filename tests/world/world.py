@@ -32,7 +32,8 @@ from tests.world.vllm import VllmReplica
 
 PORT, PEERS = 8000, 5570
 ROUTERS = (1, 1, 1, 2, 3, 4)
-LASTS_S = 60.0  # with clients and faults
+LASTS_S = 60.0  # with clients and faults; several routers share the time, since each costs as much
+LEAST_S = 20.0  # of several
 CALM_S = 10.0  # after the last fault: then the router knows everything again
 DRAINS_S = 60.0  # at most: longer than any request
 STEP_S = 0.5  # between two looks at everything
@@ -51,11 +52,18 @@ SPOKEN = ("router", "replica", "events", "api", "asyncio")
 class World:
     """`faults=False` leaves the same world undisturbed; `settings` are the router's, beside those that are drawn.
 
-    `routers`: so many at least. `left_out` names requests and faults that are not to come.
+    `routers`: so many at least. `left_out` names requests and faults that are not to come. `lasts_s`: not as drawn.
     """
 
     def __init__(
-        self, seed: int, *, faults: bool = True, left_out: Collection[str] = (), routers: int = 0, **settings: Any
+        self,
+        seed: int,
+        *,
+        faults: bool = True,
+        left_out: Collection[str] = (),
+        routers: int = 0,
+        lasts_s: float = 0.0,
+        **settings: Any,
     ) -> None:
         self.seed = seed
         self.timeline: list[str] = []
@@ -72,6 +80,7 @@ class World:
         self.replicas = [chance.choice(kinds)(self.network, name, chance, self.say) for name in names]
         has_keys = not self._is_crowded and chance.random() < 0.6
         self.keys = tuple(map(self._key, TENANTS)) if has_keys else ()
+        self._lasts_s = lasts_s or max(min(LEAST_S, LASTS_S), LASTS_S / len(self.routers))
         self._restarts = chance.random() < 0.3
         self._parts = chance.random() < 0.5  # routers from each other
         self._config = msgspec.structs.replace(self._draw(), **settings)
@@ -103,7 +112,7 @@ class World:
             while front.router.lifecycle.not_ready() is not None:
                 await asyncio.sleep(STEP_S)
         clients = self._clients()
-        until_s = self.loop.time() + LASTS_S
+        until_s = self.loop.time() + self._lasts_s
         living = [self._at(self.network.host(client.name), client.run(until_s)) for client in clients]
         stepping = asyncio.create_task(self._step())
         if self._is_disturbed:
