@@ -265,8 +265,8 @@ class Audit:
             return True
         if end == "broken off" and not self._has_tokenizer(one):
             return True
-        begun = [one for one in answerings if one.cached is not None and one.lost_s < math.inf]
-        if end == "broken off" and any(isinstance(one, SglangAnswering) for one in begun):
+        begun = [one for one in answerings if isinstance(one, SglangAnswering) and one.cached is not None]
+        if end == "broken off" and any(one.lost_s < math.inf or one.replica.host.troubled_s > 0 for one in begun):
             return True  # it tells no tokens in chats
         losses = sorted(answering.lost_s for answering in answerings if answering.lost_s < math.inf)
         return len(losses) >= MAX_LOST and any(later - lost > PAUSE_S for lost, later in pairwise(losses))

@@ -216,6 +216,40 @@ def test_lost_packets_are_sent_again_in_order(seed: int) -> None:
     Pair(seed).run(echo, ask)
 
 
+def test_hosts_that_are_apart_hear_each_other_once_they_meet() -> None:
+    async def ask(pair: Pair) -> float:
+        reader, writer = await pair.open()
+        pair.server.part(pair.client)
+        writer.write(b"hello")
+        pair.loop.call_later(5.0, pair.client.meet, pair.server)
+        assert await reader.readexactly(5) == b"hello"
+        writer.close()
+        return pair.loop.elapsed_s
+
+    assert 5.0 < Pair(1).run(echo, ask) < 6.0
+
+
+def test_nothing_of_a_killed_process_runs_any_more() -> None:
+    ran: list[str] = []
+
+    async def main(pair: Pair) -> None:
+        async def work() -> None:
+            pair.loop.call_later(1.0, ran.append, "a timer")
+            try:
+                await asyncio.sleep(1.0)
+            finally:
+                ran.append("its end")
+
+        working = pair.at(pair.server, work())
+        await asyncio.sleep(0.5)
+        pair.server.kill()
+        await asyncio.sleep(5.0)
+        assert not ran and not working.done()
+
+    pair = Pair(1)
+    run(main(pair), pair.loop)
+
+
 def test_a_connection_that_nobody_closes_is_found() -> None:
     pair = Pair(1)
 

@@ -37,7 +37,8 @@ from tests.world.vllm import VllmReplica
 
 PORT, PEERS = 8000, 5570
 ROUTERS = (1, 1, 1, 2, 3, 4)
-LASTS_S = 60.0  # with clients and faults
+LASTS_S = 60.0  # with clients and faults; several routers share the time, since each costs as much
+LEAST_S = 20.0  # of several
 CALM_S = 10.0  # after the last fault: then the router knows everything again
 DRAINS_S = 60.0  # at most: longer than any request
 LULL_S = 10.0  # in some worlds nobody asks anything for so long
@@ -58,11 +59,18 @@ SPOKEN = ("router", "replica", "events", "api", "asyncio")
 class World:
     """`faults=False` leaves the same world undisturbed; `settings` are the router's, beside those that are drawn.
 
-    `routers`: so many at least. `left_out` names requests and faults that are not to come.
+    `routers`: so many at least. `left_out` names requests and faults that are not to come. `lasts_s`: not as drawn.
     """
 
     def __init__(
-        self, seed: int, *, faults: bool = True, left_out: Collection[str] = (), routers: int = 0, **settings: Any
+        self,
+        seed: int,
+        *,
+        faults: bool = True,
+        left_out: Collection[str] = (),
+        routers: int = 0,
+        lasts_s: float = 0.0,
+        **settings: Any,
     ) -> None:
         self.seed = seed
         self.timeline: list[str] = []
@@ -87,6 +95,7 @@ class World:
         if chance.random() < 0.4:
             specs = {replica.name: msgspec.to_builtins(replica.spec) for replica in self.replicas}
             self.fleet = EditedFile(folder / "replicas.toml", "[replicas]", specs, parse_replicas, self.loop)
+        self._lasts_s = lasts_s or max(min(LEAST_S, LASTS_S), LASTS_S / len(self.routers))
         self._restarts = chance.random() < 0.3
         self._parts = chance.random() < 0.5  # routers from each other
         self._config = msgspec.structs.replace(self._draw(), **settings)
@@ -120,7 +129,7 @@ class World:
             while front.router.lifecycle.not_ready() is not None:
                 await asyncio.sleep(STEP_S)
         clients = self._clients()
-        until_s = self.loop.time() + LASTS_S
+        until_s = self.loop.time() + self._lasts_s
         living = [self._at(self.network.host(client.name), client.run(until_s)) for client in clients]
         stepping = asyncio.create_task(self._step())
         if self._is_disturbed:
@@ -150,7 +159,7 @@ class World:
         chance = self._chance
         beginnings = ["", *(" ".join(chance.choices(WORDS, k=60)) + "\n" for _ in range(3))]
         together_s = chance.choice((1.0, 5.0) if self._is_crowded else (0.0, 0.0, 1.0))
-        lull_s = self.loop.time() + chance.uniform(5.0, LASTS_S)
+        lull_s = self.loop.time() + chance.uniform(5.0, self._lasts_s)
         lull = lull_s, lull_s + chance.choice((0.0, 0.0, LULL_S))
         clients = []
         for number in range(chance.randrange(6, 13) if self._is_crowded else chance.randrange(2, 9)):
