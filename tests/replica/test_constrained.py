@@ -126,7 +126,7 @@ def test_the_device_says_what_the_cpu_says(folder: Path) -> None:
             assert [token for token, _ in mine.top] == [token for token, _ in other.top]
 
 
-@pytest.mark.parametrize("changes", [{"num_blocks": 12}, {"max_num_batched_tokens": 16}, {"max_num_seqs": 3}], ids=str)
+@pytest.mark.parametrize("changes", [{"num_blocks": 12}, {"max_num_batched_tokens": 16, "max_num_seqs": 3}], ids=str)
 def test_neither_room_nor_batches_change_an_answer(folder: Path, changes: dict[str, int]) -> None:
     limits = {"max_model_len": 190}
     expected, found = native(folder, **limits), native(folder, **limits | changes)

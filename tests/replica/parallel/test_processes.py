@@ -62,6 +62,7 @@ def test_ranks_that_read_other_adapters_do_not_begin(folder: Path, monkeypatch: 
     assert not followers_of(os.getpid())
 
 
+@pytest.mark.grid
 def test_an_engine_that_is_killed_leaves_no_rank(served: Native) -> None:
     engine = served.engine_pid
     [follower] = followers_of(engine)
