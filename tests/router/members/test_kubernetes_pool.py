@@ -17,6 +17,10 @@ from router.members.discovery.kubernetes import PoolDiscovery
 from router.members.discovery.pool import InferencePool, Target, check_name, target_of
 from tests.router.kubernetes_api import PODS, POOLS, SPACE, KubernetesApi, Object, following, pod, pool, port
 from tests.router.loopback import Request, until
+from tests.router.virtual import in_virtual_time
+
+pytestmark = pytest.mark.virtual
+
 
 A, B = {"app": "a"}, {"app": "b"}
 
@@ -224,7 +228,7 @@ STEPS = st.lists(
 
 @given(steps=STEPS, last=st.sampled_from(sorted(GOOD)))
 def test_in_the_end_the_replicas_are_the_pods_of_the_newest_pool(steps: list[tuple[str, str]], last: str) -> None:
-    asyncio.run(lead([*steps, ("pool", last)]))
+    in_virtual_time(lead([*steps, ("pool", last)]))
 
 
 async def lead(steps: list[tuple[str, str]]) -> None:
