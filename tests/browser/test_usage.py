@@ -277,8 +277,7 @@ def test_of_thousands_of_keys_the_largest_are_shown(browser: Browser, world: Wor
 # ---- how it looks
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", [(1280, 900), NARROW])
+@pytest.mark.parametrize(("scheme", "size"), [("light", (1280, 900)), ("dark", NARROW)])
 def test_has_no_barrier_at_all(browser: Browser, kept: RouterProcess, scheme: str, size: tuple[int, int]) -> None:
     with visit(browser, kept.url, size, scheme) as made:
         page = shown(made, "root", "/usage?days=90&key=alice&by=key,model")
