@@ -19,6 +19,7 @@ from typing import NamedTuple
 from qualification.clients.running import VARIABLE as CLIENTS
 from qualification.engines import engine
 from qualification.images import building, podman
+from qualification.kubernetes import real
 
 ROOT = Path(__file__).resolve().parent.parent
 PASSED = Path(__file__).with_name("passed.json")
@@ -62,6 +63,9 @@ PARTS: Mapping[str, Part] = {
     ),
     "containers": Part(
         "the images in real containers", [checks("live", "qualification/images/test_containers.py")], podman.why_not
+    ),
+    "kubernetes": Part(
+        "discovery and roles at a real API server", [checks("live", "qualification/kubernetes")], real.no_cluster
     ),
     "compatibility": Part("every field of docs/compatibility.md", [checks("live", "qualification/compatibility")]),
     "walks": Part("every command of every page", [checks("grid", "tests/docs", at_once=2)]),

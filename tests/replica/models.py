@@ -18,10 +18,12 @@ from events.blocks import pack_tokens
 from replica.build import build
 from replica.config import EngineConfig
 from replica.engine.engine import Engine
+from replica.lora.shelf import Shelf
 from replica.messages import Output, Sampling, Submit, TokenLogprobs
 from replica.model.config import read_config
-from replica.process import make_mover, make_shelf
+from replica.process import make_mover
 from replica.runners.clock import WallClock
+from replica.runners.runner import Runner
 
 transformers_logging.disable_progress_bar()
 
@@ -99,10 +101,13 @@ def config_of(folder: Path, **changes: Any) -> EngineConfig:
 
 def native(folder: Path, **changes: Any) -> Engine:
     config = config_of(folder, **changes)
-    runner = build(config)
-    return Engine(
-        config, runner, WallClock(), make_mover(config, runner, WallClock(), None), make_shelf(config, runner)
-    )
+    return engine_of(config, build(config))
+
+
+def engine_of(config: EngineConfig, runner: Runner) -> Engine:
+    """Put the same parts around a runner as a replica's process does."""
+    shelf = None if runner.adapters is None else Shelf(runner.adapters, config.max_loras)
+    return Engine(config, runner, WallClock(), make_mover(config, runner, WallClock(), None), shelf)
 
 
 class Answer:

@@ -22,10 +22,8 @@ from replica.device.steps import Steps
 from replica.engine.engine import Engine
 from replica.model.config import read_config
 from replica.model.weights import Weights
-from replica.process import make_mover, make_shelf
-from replica.runners.clock import WallClock
 from replica.transformer import Transformer
-from tests.replica.models import config_of
+from tests.replica.models import config_of, engine_of
 
 POISON = 0x7F
 FEW_ROWS = 64  # of graphs with prompts: plain torch takes its time for what fills up a larger one
@@ -101,8 +99,7 @@ def on_device(folder: Path, accelerator: HostAccelerator | None = None, **change
     """As `tests.replica.models.native`, and ahead of what it knows."""
     config = config_of(folder, **changes)
     runner = runner_of(config, accelerator) if accelerator else _kept(config)
-    mover, shelf = make_mover(config, runner, WallClock(), None), make_shelf(config, runner)
-    return Engine(config, runner, WallClock(), mover, shelf)
+    return engine_of(config, runner)
 
 
 def on_devices(folder: Path, ranks: int, **changes: Any) -> Engine:
@@ -111,8 +108,7 @@ def on_devices(folder: Path, ranks: int, **changes: Any) -> Engine:
     runner = lead_with(config, HostAccelerator(), "tests.replica.device.follower", "gloo")
     if config.graphs:
         capture_all(runner, few(sizes_of(limits_of(config), runner.model.own)))
-    mover, shelf = make_mover(config, runner, WallClock(), None), make_shelf(config, runner)
-    return Engine(config, runner, WallClock(), mover, shelf)
+    return engine_of(config, runner)
 
 
 def few(sizes: tuple[Size, ...]) -> tuple[Size, ...]:
