@@ -79,7 +79,7 @@ def test_a_request_waits_for_the_first_replica_and_is_counted(tmp_path: Path) ->
                 assert answer.status == 200, answer.body
                 assert answer.json["usage"]["completion_tokens"] == 4
                 assert made.waiting() == {"all": 0, MODEL: 0}
-                assert made.running.decisions()[-1]["exact"]
+                assert made.running.decisions(1)[0]["exact"]
                 made.scale_to()
                 wait_until(lambda: not made.running.get("/replicas").json["replicas"], "the pool is at zero again")
         assert made.running.is_ready()
