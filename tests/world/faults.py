@@ -152,10 +152,10 @@ class Faults:
         replica.host.lose_packets(self._chance.choice((0.2, 0.4, 0.8)))
 
     async def _break_others(self, replica: ScriptedReplica) -> None:
-        """At times answers of others break just as this one takes none."""
+        """At times answers of others break just as this one takes none, and go on here if they can."""
         with self._with_others(replica) as those:
             if self._chance.random() < 0.5:
-                for one in those[1:]:
+                for one in (*those[1:], self._spared):
                     await self.cut(one)
 
     async def silence(self, replica: ScriptedReplica) -> None:
