@@ -154,11 +154,12 @@ class Faults:
         replica.host.lose_packets(self._chance.choice((0.2, 0.4, 0.8)))
 
     async def _break_others(self, replica: ScriptedReplica) -> None:
-        """At times answers of others break just as this one takes none."""
+        """At times an answer of another one breaks just as this one takes none, and is to go on here."""
         with self._with_others(replica) as those:
             if self._chance.random() < 0.5:
-                for one in those[1:]:
-                    await self.cut(one)
+                other = self._chance.choice([*those[1:], self._spared])
+                await self._moment(other, "first token")
+                await self.cut(other)
 
     async def silence(self, replica: ScriptedReplica) -> None:
         await self._silence([replica], self._chance.choice((0.05, 0.5, LONG_S, 15.0)))

@@ -102,6 +102,7 @@ class Host:
 
         `error`: what the box tells the peers instead, and nobody here.
         """
+        self.troubled_s = self._network.loop.time()
         cut = [end for end in self.ends if chance.random() < 0.5]
         for end in cut:
             if error is None:
