@@ -191,14 +191,15 @@ class Audit:
             return one.is_wrong == (end == "refused with 400 None")
         if one.is_tool and end == "refused with 502 replica_lost":
             return True
-        if end == NO_REPLICA and any(0 < one.asked_s - start_s < BEGINS_S for start_s in self.asks(one).starts_s):
+        is_new = any(0 < one.asked_s - start_s < BEGINS_S for start_s in self.asks(one).starts_s)  # the router
+        if end == NO_REPLICA and is_new:
             return True
         if end == NO_REPLICA and self.asks(one).host.lacked_socket_s >= one.asked_s:
             return True
         told = set[str]().union(*(replica.refusals.get(one.id, ()) for replica in self._replicas))
         had_no_room = self._had_no_room(one)
         was_cut_off = all(replica.host.troubled_s > 0 for replica in self._replicas)
-        excuses = NO_ROOM in told, was_cut_off, one.is_tool, end.startswith(PASSED_ON)
+        excuses = NO_ROOM in told, was_cut_off, one.is_tool, end.startswith(PASSED_ON), is_new
         if end.removeprefix("refused with ") in told and any(excuses):
             return True
         is_short = self.asks(one).router.waiting.capacity < len(self.asked)  # the router's queue
