@@ -51,7 +51,7 @@ ASKED: ContextVar[Asked] = ContextVar("asked")
 
 
 class Working:
-    """What `Answering` is to a scripted replica: what the engine was given for a request, and what came of it."""
+    """Stands for a scripted replica's `Answering`: it has what the engine was given, and what came of it."""
 
     def __init__(self, replica: "EngineReplica", submit: messages.Submit) -> None:
         self.id, self._end, self.sent_s = ASKED.get()
@@ -279,7 +279,8 @@ class EngineProcess:
                 replica.answerings.append(working)
         elif isinstance(message, messages.Cancel):
             for number in message.ids:
-                replica.lose(self._working.pop(number))
+                if (lost := self._working.pop(number, None)) is not None:  # else its last word is on the way
+                    replica.lose(lost)
         self.received.append(payload)
         self._world.call_soon(self.heard)
 
@@ -294,7 +295,7 @@ class EngineProcess:
                     replica.happens("first token")
                 if output.finish_reason is not None:
                     del replica.running[self._working.pop(output.id)]  # type: ignore[arg-type]
-        elif isinstance(message, messages.Refused):
+        elif isinstance(message, messages.Refused) and message.id in self._working:
             del replica.running[self._working.pop(message.id)]  # type: ignore[arg-type]
         self.other_end.take(payload)
 

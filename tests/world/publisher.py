@@ -42,6 +42,7 @@ class _Peer(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
         self.transport.write(self._zmtp.opening)
+        self._publisher.met(self)
 
     def data_received(self, data: bytes) -> None:
         self._zmtp.feed(data)
@@ -91,6 +92,9 @@ class Publisher:
         for peer in self.subscribers[STATUS]:
             peer.send([TOPIC, encode_native(status)])
 
+    def met(self, peer: _Peer) -> None:
+        """Wait until it says what it wants."""
+
     def lost(self, peer: _Peer, port: int) -> None:
         self.subscribers[port].pop(peer, None)
 
@@ -121,7 +125,7 @@ class PeerSockets:
         del keys
         host, port = parse_endpoint(listen) or ("", 0)
         self.endpoint = listen
-        self._subscribers: dict[_Peer, None] = {}
+        self._peers: dict[_Peer, bool] = {}  # True: it has subscribed
         self._listener = network.listen(partial(_Peer, self, port), host, port)
 
     def unproved(self, endpoints: frozenset[str]) -> frozenset[str]:
@@ -129,20 +133,24 @@ class PeerSockets:
         return frozenset()
 
     def send(self, frames: Frames) -> None:
-        for peer in self._subscribers:
-            peer.send(frames)
+        for peer, has_subscribed in self._peers.items():
+            if has_subscribed:
+                peer.send(frames)
 
     def heard(self, peer: _Peer, port: int, frames: Frames) -> None:
         del port, frames
-        self._subscribers[peer] = None
+        self._peers[peer] = True
+
+    def met(self, peer: _Peer) -> None:
+        self._peers[peer] = False
 
     def lost(self, peer: _Peer, port: int) -> None:
         del port
-        self._subscribers.pop(peer, None)
+        self._peers.pop(peer, None)
 
     def close(self) -> None:
         self._listener.close()
-        for peer in self._subscribers:
+        for peer in self._peers:
             peer.transport.abort()
 
 
