@@ -37,7 +37,7 @@ class Connections:
     """What all connections of a server share."""
 
     def __init__(self) -> None:
-        self.open: set[HttpConnection] = set()
+        self.open: dict[HttpConnection, None] = {}  # in the order in which they came
         self.tasks: set[asyncio.Task[None]] = set()  # of ASGI apps
         self.retiring = False  # no connection takes another request after its answer
 
@@ -101,14 +101,14 @@ class HttpConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
         self.client = address_of(transport, "peername")
-        self.shared.open.add(self)
+        self.shared.open[self] = None
         beyond = len(self.shared.open) - self._limits.connections
         if beyond > self._limits.spare_connections:
             transport.abort()
         self._spare = beyond > 0
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        self.shared.open.discard(self)
+        self.shared.open.pop(self, None)
         for exchange in self._open:
             exchange.disconnected = True
             exchange.set()
