@@ -70,6 +70,7 @@ class HttpConnection(asyncio.Protocol):
     def __init__(self, shared: Connections, limits: Limits) -> None:
         self.shared = shared
         self.client: tuple[str, int] | None = None
+        self.scheme = "http"
         self.loop = asyncio.get_running_loop()
         self.write_paused = False
         self._limits = limits
@@ -100,7 +101,9 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
-        self.client = address_of(transport, "peername")
+        address: Any = transport.get_extra_info("peername")
+        self.client = (str(address[0]), int(address[1])) if isinstance(address, tuple) else None
+        self.scheme = "http" if transport.get_extra_info("sslcontext") is None else "https"
         self.shared.open[self] = None
         beyond = len(self.shared.open) - self._limits.connections
         if beyond > self._limits.spare_connections:
@@ -386,8 +389,3 @@ class HttpConnection(asyncio.Protocol):
 
 class _Enough(Exception):
     """Stops the parser."""
-
-
-def address_of(transport: asyncio.BaseTransport, end: str) -> tuple[str, int] | None:
-    address: Any = transport.get_extra_info(end)
-    return (str(address[0]), int(address[1])) if isinstance(address, tuple) and len(address) >= 2 else None

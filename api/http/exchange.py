@@ -10,7 +10,7 @@ from email.utils import formatdate
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.errors import ApiError, internal
-from api.http.connection import STATUS_LINES, AnyExchange, Connections, HttpConnection, Limits, address_of
+from api.http.connection import STATUS_LINES, AnyExchange, Connections, HttpConnection, Limits
 from api.http.path import parse_target, raw_path
 from api.http.responses import error_response
 
@@ -234,14 +234,13 @@ class AsgiConnection(HttpConnection):
             "http_version": version,
             "headers": self._headers,
             "client": self.client,
+            "scheme": self.scheme,
         }
 
     def _of_app(self, scope: Scope, *, keep_alive: bool, waits_for_100: bool) -> AsgiExchange:
         scope.update(
             type="http",
             asgi={"version": "3.0", "spec_version": "2.3"},
-            scheme="http" if self.transport.get_extra_info("sslcontext") is None else "https",
-            server=address_of(self.transport, "sockname"),
             root_path="",
             state={"abort": self.transport.abort},  # ends an endless response that the client does not read
         )

@@ -145,7 +145,7 @@ def test_neither_room_nor_batches_change_an_answer(folder: Path, changes: dict[s
         pytest.param(made, shape, marks=() if number in (0, 9) else pytest.mark.grid)
         for number, (made, shape) in enumerate(product((native, on_device), SHAPES))
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_an_answer_goes_on_from_every_token(folder: Path, made: Engines, shape: dict[str, Any]) -> None:
     whole = alone(made(folder), 1, KINDS["schema"], **shape).token_ids
