@@ -34,12 +34,16 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 
 class Connections:
-    """What all connections of a server share."""
+    """The state that all connections of a server share."""
 
     def __init__(self) -> None:
         self.open: dict[HttpConnection, None] = {}  # in the order in which they came
         self.tasks: set[asyncio.Task[None]] = set()  # of ASGI apps
         self.retiring = False  # no connection takes another request after its answer
+
+    def are_unread(self) -> bool:
+        """Tell whether a client has yet to read a part of complete answers."""
+        return any(not each._open and each.transport.get_write_buffer_size() for each in self.open)
 
 
 class AnyExchange(Protocol):

@@ -225,7 +225,7 @@ class AsgiConnection(HttpConnection):
         return self._of_app(scope, keep_alive=keep_alive, waits_for_100=waits_for_100)
 
     def _scope(self, method: str, path: str, raw: bytes, query: bytes, version: str) -> Scope:
-        """What is told of any request."""
+        """Describe a request, for an app or for whoever else answers it."""
         return {
             "method": method,
             "path": path,

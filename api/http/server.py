@@ -94,11 +94,6 @@ class HttpServer:
         for connection in list(self.connections.open):
             connection.retire(now=now)
 
-    @property
-    def is_sending(self) -> bool:
-        """Tell whether clients have yet to read a part of what was answered."""
-        return any(connection.transport.get_write_buffer_size() for connection in self.connections.open)
-
     async def serve_accepted(self, connection: socket.socket) -> None:
         """Serve a connection that another process has accepted."""
         with contextlib.suppress(OSError):  # its client has left, or speaks no TLS

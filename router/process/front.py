@@ -245,7 +245,7 @@ class Front:
         self.dashboard.broadcast.close()  # its viewers are not waited for
         with suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
-                while life.open_requests or self._server.is_sending:
+                while life.open_requests or self._server.connections.are_unread():
                     await asyncio.sleep(DRAIN_LOOK_S)
         return life.open_requests
 

@@ -142,7 +142,7 @@ class Audit:
             self.fail(f"a structure of the router is not sound: {error!r}")
 
     def _settled(self, routed: Routed, now_s: float) -> None:
-        """Of a replica that has been well for a while, the cache is known, and no dead connection is waited on."""
+        """Demand that of a replica that has been well for a while the cache is known, and no dead connection is waited on."""
         router, host = routed.router, routed.host
         for replica in self._replicas:
             since_s = max(replica.well_since_s, replica.host.troubled_s, host.troubled_s, routed.starts_s[-1])
@@ -217,7 +217,7 @@ class Audit:
         return f"{one.ends}, though a replica was always well"
 
     def _keys_of(self, one: Asked) -> list[Key | None]:
-        """What its key may have been when it was admitted; None: it was unknown then, or it has none."""
+        """The versions that its key may have had when it was admitted; None: it was unknown then, or it has none."""
         if self._keys is None or one.key is None:
             return [None]
         until_s = min(one.ended_s, one.asked_s + ADMITTED_S)

@@ -44,7 +44,7 @@ class EditedFile(Generic[T]):
             self.write(self.tables)
 
     def in_force(self, from_s: float, to_s: float) -> list[Mapping[str, T]]:
-        """What the router may go by at some moment between these, the newest first."""
+        """The versions that the router may go by at some moment between these, the newest first."""
         found, replaced_s = list[Mapping[str, T]](), from_s
         for written_s, named in reversed(self._versions):
             if written_s <= to_s:

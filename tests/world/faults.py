@@ -67,7 +67,7 @@ class Faults:
 
     @property
     def _chance(self) -> random.Random:
-        """What the present fault draws from, whatever else happens meanwhile."""
+        """The generator of the present fault, whatever else happens meanwhile."""
         return CHANCE.get()
 
     async def run(self, until_s: float) -> None:

@@ -1,4 +1,4 @@
-"""What a router that looks at a file once a second may go by, after an operator's edits."""
+"""A router that looks at a file once a second goes by one of few versions after an operator's edits."""
 
 import asyncio
 import random
