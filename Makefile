@@ -21,8 +21,8 @@ TRITON := $(TRITON_HOME)/.installed
 SLOW := chaos or browser or peers
 # What `python -m qualification` runs, and what measures.
 ELSEWHERE := bench or gpu or live or grid
-# Tests wait for other processes half of the time.
-WORKERS ?= $(shell echo $$(( 3 * $$(getconf _NPROCESSORS_ONLN) )))
+# Tests wait for other processes now and then; each worker takes a dozen seconds to collect them.
+WORKERS ?= $(shell echo $$(( 2 * $$(getconf _NPROCESSORS_ONLN) )))
 # Of these tests more compute, and what is late is a failure.
 SLOW_WORKERS ?= $(shell echo $$(( 3 * $$(getconf _NPROCESSORS_ONLN) / 2 )))
 # Files of some minutes are begun first, so that no worker ends long after the others.

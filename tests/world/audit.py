@@ -142,7 +142,7 @@ class Audit:
             self.fail(f"a structure of the router is not sound: {error!r}")
 
     def _settled(self, routed: Routed, now_s: float) -> None:
-        """Demand that of a replica that has been well for a while the cache is known, and no dead connection is waited on."""
+        """Demand of each replica that has been well for a while: its cache is known, no dead connection waited on."""
         router, host = routed.router, routed.host
         for replica in self._replicas:
             since_s = max(replica.well_since_s, replica.host.troubled_s, host.troubled_s, routed.starts_s[-1])
