@@ -10,7 +10,7 @@ import pytest
 from tests.house import PACKAGES, ROOT, Measures, floors, importers, measured, modules, private_helpers, reach, rooms
 
 BUDGETS = {
-    "api": Measures(rooms=17, floors=9, in_circles=0, files=11, lines=8_062),
+    "api": Measures(rooms=17, floors=9, in_circles=0, files=11, lines=8_060),
     "engines": Measures(rooms=9, floors=4, in_circles=0, files=9, lines=1_618),
     "events": Measures(rooms=17, floors=8, in_circles=0, files=17, lines=10_762),
     "fleet": Measures(rooms=13, floors=5, in_circles=0, files=15, lines=7_425),

@@ -5,6 +5,7 @@ head becomes an exchange (`api.http.exchange`), which is told of its body, and a
 """
 
 import asyncio
+import logging
 from collections import deque
 from http import HTTPStatus
 from itertools import islice
@@ -13,12 +14,14 @@ from typing import Any, Literal, Protocol
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from msgspec import Struct
 
-from api.errors import ApiError, invalid
+from api.errors import ApiError, internal, invalid
 
 MAX_EARLY_BYTES = 64 * 1024  # bodies that come while earlier requests of their connection are answered
 LONG_READ_BYTES = 64 * 1024  # a longer read means that there is more, and others wait
 KEEP_ALIVE_S = 75  # longer than routers and clients keep idle connections, so that none is closed under a request
 STATUS_LINES = {status.value: b"HTTP/1.1 %d %s\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
+
+log = logging.getLogger(__name__)
 
 
 class Limits(Struct, frozen=True, kw_only=True):
@@ -73,8 +76,6 @@ class HttpConnection(asyncio.Protocol):
 
     def __init__(self, shared: Connections, limits: Limits) -> None:
         self.shared = shared
-        self.client: tuple[str, int] | None = None
-        self.scheme = "http"
         self.loop = asyncio.get_running_loop()
         self.write_paused = False
         self._limits = limits
@@ -106,7 +107,7 @@ class HttpConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
         address: Any = transport.get_extra_info("peername")
-        self.client = (str(address[0]), int(address[1])) if isinstance(address, tuple) else None
+        self.client: tuple[str, int] | None = (str(address[0]), int(address[1])) if isinstance(address, tuple) else None
         self.scheme = "http" if transport.get_extra_info("sslcontext") is None else "https"
         self.shared.open[self] = None
         beyond = len(self.shared.open) - self._limits.connections
@@ -166,8 +167,12 @@ class HttpConnection(asyncio.Protocol):
                     data = b"".join((self._declined, memoryview(data)[upgrade.args[0] :]))
                     self._declined = b""
                     self._new_parser()  # the old one reads no more where the connection is to close
-        except HttpParserError:  # also for what our own methods refuse
-            self._refuse(self._refusal or invalid("Invalid HTTP request received."))
+        except HttpParserError as error:
+            if isinstance(error.__context__, _Enough | None):
+                self._refuse(self._refusal or invalid("Invalid HTTP request received."))
+            else:
+                log.error("A request failed", exc_info=error.__context__)
+                self._refuse(internal())
         if self._undigested_bytes > self._limits.head_bytes:
             self._refuse(self._too_large())
 

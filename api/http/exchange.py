@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from email.utils import formatdate
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Scope
 
 from api.errors import ApiError, internal
 from api.http.connection import STATUS_LINES, AnyExchange, Connections, HttpConnection, Limits
@@ -17,6 +17,8 @@ from api.http.responses import error_response
 PROBE = "/health"
 MAX_UNREAD_BYTES = 64 * 1024  # of a body that the app does not read: then its connection is not read
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_CROWDED, _AGAIN = "too many connections are open; try again, or close some", {"Retry-After": "1"}
+CROWDED = error_response(ApiError(503, _CROWDED, "service_unavailable", code="too_many_connections", headers=_AGAIN))
 
 log = logging.getLogger(__name__)
 
@@ -244,14 +246,5 @@ class AsgiConnection(HttpConnection):
             root_path="",
             state={"abort": self.transport.abort},  # ends an endless response that the client does not read
         )
-        app = _only_probes(self._app) if self._spare else self._app
+        app = CROWDED if self._spare and scope["path"] != PROBE else self._app
         return AsgiExchange(app=app, scope=scope, connection=self, keep_alive=keep_alive, waits_for_100=waits_for_100)
-
-
-def _only_probes(app: ASGIApp) -> ASGIApp:
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        message, again = "too many connections are open; try again, or close some", {"Retry-After": "1"}
-        error = ApiError(503, message, "service_unavailable", code="too_many_connections", headers=again)
-        await (app if scope["path"] == PROBE else error_response(error))(scope, receive, send)
-
-    return answer

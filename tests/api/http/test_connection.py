@@ -7,12 +7,14 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 from starlette.types import Receive, Scope, Send
 
 from api.http.connection import Limits
-from api.http.server import http_server, listen
+from api.http.exchange import AsgiConnection
+from api.http.server import HttpServer, http_server, listen
 from tests.events.processes import DEADLINE_S
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: test\r\n\r\n"
@@ -266,6 +268,26 @@ async def test_an_unknown_transfer_coding_is_refused(coding: bytes) -> None:
             b"POST /body HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: " + coding + b"\r\n\r\n2\r\nab\r\n0\r\n\r\n"
         )
         assert code(await client.rest()) == (501, "transfer_encoding_unknown")
+
+
+class Broken(AsgiConnection):
+    def _scope(self, *_: object) -> Scope:
+        raise KeyError("a mistake of ours")
+
+
+async def test_a_mistake_of_ours_is_logged_and_not_blamed_on_the_client(caplog: pytest.LogCaptureFixture) -> None:
+    server = HttpServer(partial(Broken, limits=Limits(), app=App()))
+    with listen("127.0.0.1", 0) as listener:
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        await server.listening.wait()
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        writer.write(HEALTH)
+        async with asyncio.timeout(DEADLINE_S):
+            answer = await reader.read()
+        writer.close()
+        server.end()
+        await serving
+    assert answer.startswith(b"HTTP/1.1 500") and "a mistake of ours" in caplog.text
 
 
 async def test_an_end_cuts_requests_that_are_half_sent_and_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
