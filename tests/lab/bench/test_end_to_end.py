@@ -141,9 +141,15 @@ def test_ctrl_c_shows_what_there_is_and_leaves_nothing(running: tuple[Fleet, Rou
     )
     try:
         wait_until(lambda: counters(replicas)[0] > before + 5_000, "many were sent")
+        for replica in replicas.replicas:
+            replica.signal(signal.SIGSTOP, engine=True)  # the next ones stay unfinished
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(0.6)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=DEADLINE_S)
     finally:
+        for replica in replicas.replicas:
+            replica.signal(signal.SIGCONT, engine=True)
         process.kill()
         process.wait()
     assert (process.returncode, err) == (130, "")
