@@ -250,7 +250,8 @@ class Audit:
         told = set[str]().union(*(replica.refusals.get(one.id, ()) for replica in self._replicas))
         had_no_room = self._had_no_room(one)
         was_cut_off = any(from_s <= one.ended_s and one.asked_s <= to_s + SETTLED_S for from_s, to_s in self.outages)
-        excuses = NO_ROOM in told, was_cut_off, one.is_tool, has_just_begun, end.startswith(PASSED_ON)
+        was_lost = any(replica.host.troubled_s >= one.asked_s for replica in self._replicas)  # perhaps at the other one
+        excuses = NO_ROOM in told, was_cut_off, was_lost, one.is_tool, has_just_begun, end.startswith(PASSED_ON)
         if end.removeprefix("refused with ") in told and any(excuses):
             return True
         is_short = self.asks(one).router.waiting.capacity < len(self.asked)  # the router's queue
