@@ -40,8 +40,8 @@ class Connections:
     """The state that all connections of a server share."""
 
     def __init__(self) -> None:
-        self.open: dict[HttpConnection, None] = {}  # in the order in which they came
-        self.tasks: set[asyncio.Task[None]] = set()  # of ASGI apps
+        self.open: dict[HttpConnection, None] = {}  # the oldest is first
+        self.tasks: set[asyncio.Task[None]] = set()  # apps run in them
         self.retiring = False  # no connection takes another request after its answer
 
     def are_unread(self) -> bool:
@@ -53,8 +53,8 @@ class AnyExchange(Protocol):
     """A request and its answer, as the connection sees them."""
 
     keep_alive: bool
-    more_body: bool  # of the request, to come
-    body: bytearray  # what has come, and was not taken yet
+    more_body: bool  # the request has not come whole
+    body: bytearray  # it holds what nobody has taken yet
     unheeded_bytes: int  # `set` need not be called for a body of up to this size
     disconnected: bool
     response_started: bool

@@ -15,7 +15,7 @@ from api.http.path import parse_target, raw_path
 from api.http.responses import error_response
 
 PROBE = "/health"
-MAX_UNREAD_BYTES = 64 * 1024  # of a body that the app does not read: then its connection is not read
+MAX_UNREAD_BYTES = 64 * 1024  # a connection is not read while its app leaves more of a body
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _CROWDED, _AGAIN = "too many connections are open; try again, or close some", {"Retry-After": "1"}
 CROWDED = error_response(ApiError(503, _CROWDED, "service_unavailable", code="too_many_connections", headers=_AGAIN))
@@ -186,7 +186,7 @@ class AsgiExchange(HttpAnswer):
         if message["type"] == "http.response.start" and not self.response_started:
             self.waits_for_100 = False
             self._begin_answer(message["status"], message.get("headers", ()))
-            self.connection.loop.call_soon(self.flush)  # with the first part of the body, if it comes at once
+            self.connection.loop.call_soon(self.flush)  # a first part that comes at once goes with it
             return
         if message["type"] != "http.response.body" or not self.response_started or self.response_complete:
             raise RuntimeError(f"the app sent {message['type']!r} out of turn")

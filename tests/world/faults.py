@@ -200,7 +200,7 @@ class Faults:
         replica.answers = None
 
     async def crowd(self, replica: ScriptedReplica) -> None:
-        """Whoever asks replicas without the router has all of their room, also when a replica's answers break."""
+        """Let others, who ask without the router, have all room of the replicas, also when answers break."""
         chance = self._chance
         those = [replica] if chance.random() < 0.3 else [one for one in self._replicas if not one.is_crowded]
         for one in those:
