@@ -22,14 +22,9 @@ PARTS = (
     "front",
     "router",
     "workers",
-    "request_log",
-    "prefixes",
-    "dashboard",
-    "top",
     "idle",
     "fleet",
     "rolling",
-    "spread",
 )
 # Take long, or need what is no part of the project: other routers, wrk, traces, Chromium, a C compiler. Some write to
 # docs/, `terminal` with tmux.
@@ -37,18 +32,12 @@ BY_NAME = (
     "adapters",
     "agents",
     "bodies",
-    "busy",
     "checkpoint",
     "classes",
     "demo",
-    "disk_kv",
-    "enough",
     "kv_tiers",
     "lengths",
-    "masks",
-    "newcomer",
     "peers",
-    "picker",
     "policies",
     "pictures",
     "ray_faults",
@@ -59,15 +48,13 @@ BY_NAME = (
     "several_routers",
     "shadow",
     "fairness",
-    "fairness_live",
     "film",
     "fronts",
-    "heap",
     "soak",
     "terminal",
     "tiered_policies",
 )
-SIZED = ("native", "checkpoint", "lengths", "kv_tiers", "peers", "heap", "shadow")
+SIZED = ("native", "checkpoint", "lengths", "kv_tiers", "peers", "shadow")
 
 
 def machine() -> str:
@@ -89,10 +76,9 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=5, help="rounds per figure, of which the median is printed")
     parser.add_argument("--small", action="store_true", help="native: a smaller model; the others: a short trial")
-    soak = parser.add_argument_group("soak and busy")
-    soak.add_argument("--minutes", type=float, help="how long: 60 if not given, and 10 of busy")
+    soak = parser.add_argument_group("soak")
+    soak.add_argument("--minutes", type=float, default=60.0, help="how long")
     soak.add_argument("--out", type=Path, default=Path("build/soak"), help="the folder of the picture")
-    soak.add_argument("--inside", type=float, default=0.0, metavar="SECONDS", help="say so often what holds the memory")
     arguments = parser.parse_args()
     unknown = set(arguments.parts) - {*PARTS, *BY_NAME}
     if unknown:
@@ -101,9 +87,7 @@ def main() -> None:
     for part in arguments.parts:
         options: dict[str, Any] = {"small": True} if arguments.small and part in SIZED else {}
         if part == "soak":
-            options = {"minutes": arguments.minutes or 60.0, "out": arguments.out, "inside_s": arguments.inside}
-        if part == "busy" and arguments.minutes:
-            options = {"minutes": arguments.minutes}
+            options = {"minutes": arguments.minutes, "out": arguments.out}
         import_module(f"tests.bench.{part}").run(arguments.rounds, **options)
 
 

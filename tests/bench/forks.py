@@ -1,4 +1,4 @@
-"""Measure reuse inside blocks: its savings where texts fork within a block, and its cost where they do not.
+"""Measure reuse inside blocks: its savings where texts fork within a block.
 
 The real engine computes each traffic in virtual time, with reuse of whole blocks only, and of parts of blocks, too. The
 bound is a token-level radix tree with infinite memory: it knows every token of every request admitted before, also in
@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 from events.blocks import pack_tokens
-from replica.cache.block_pool import BlockPool
-from replica.cache.chain import Chain
 from replica.config import EngineConfig, SimulatedConfig
 from replica.engine.engine import Engine
 from replica.messages import Output, Sampling, Submit
@@ -25,7 +23,6 @@ from replica.runners.clock import VirtualClock
 from replica.runners.request import Request, Scheduled
 from replica.runners.runner import SampledToken
 from replica.runners.simulated import SimulatedRunner
-from tests.bench.measure import cpu_us, heading, row
 from tests.bench.workloads import Conversation, Prompt, text
 
 BLOCK = 16
@@ -225,6 +222,7 @@ class Replay:
 
 
 def run(rounds: int) -> None:
+    del rounds  # nothing varies
     columns = ("traffic", "prompt tokens", "whole blocks", "with parts", "radix tree", "TTFT whole", "TTFT parts")
     print(f"| {' | '.join(columns)} | above the radix tree | target |")
     print("| --- " * (len(columns) + 2) + "|")
@@ -237,47 +235,3 @@ def run(rounds: int) -> None:
             f"| {above_whole:+.1%} -> **{above:+.1%}** | {workload.target} |",
             flush=True,
         )
-    print()
-    heading("CPU per admission and release, of a 1,000-token prompt that forks in its last block")
-    for num_blocks in (8_000, 27_000, 100_000):
-        for children in (1, 2_000):
-            admitting(num_blocks, children, rounds)
-
-
-def admitting(num_blocks: int, children: int, rounds: int) -> None:
-    """Measure admission with and without parts, in a full pool with `children` blocks after the fork."""
-    chance = random.Random(num_blocks)
-    shared = text(chance, 62 * BLOCK)
-    prompts = [shared + text(chance, 8) for _ in range(200)]
-    if children > 1:
-        prompts = [[*shared, 7, *prompt[-7:]] for prompt in prompts]  # all of them alike for a token
-    figures = []
-    for partial in (False, True):
-        pool = BlockPool(num_blocks, BLOCK, partial=partial, events=False)
-        while pool.named < num_blocks - 2 * children - 100:
-            serve(pool, text(chance, 100 * BLOCK))
-        for _ in range(children):
-            serve(pool, [*shared, 7, *text(chance, BLOCK)])
-
-        def work(pool: BlockPool = pool, prompts: list[list[int]] = prompts) -> None:
-            for prompt in prompts:
-                serve(pool, prompt)
-
-        figures.append(cpu_us(lambda work=work: work, len(prompts), rounds))  # type: ignore[misc]
-    row(f"{num_blocks:,} blocks, {children:,} at the fork: whole blocks only", figures[0], "us")
-    row("with parts", figures[1], "us")
-
-
-def serve(pool: BlockPool, tokens: list[int]) -> None:
-    """Make the scheduler's pool calls for one prompt."""
-    chain = Chain(tokens, BLOCK, "m")
-    match = pool.match(chain)
-    part = pool.part(chain, match)
-    hits = [*match.blocks, part.source] if part.adoptable else match.blocks
-    blocks = pool.take(hits, -(-len(chain) // BLOCK) - len(hits))
-    assert blocks is not None
-    chain.named, chain.identity = len(match.blocks), match.identity
-    pool.store(chain, blocks, len(chain.keys))
-    for _ in range(2):  # after the prompt, and at the end
-        pool.keep_tail(chain, blocks, len(chain))
-    pool.release(blocks)

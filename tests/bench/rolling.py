@@ -10,10 +10,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
+from lab.plots import drawing
 from tests.chaos.conversations import Heard
 from tests.chaos.rolled import Rolled, talked_to, up
 
@@ -66,7 +66,7 @@ def run(rounds: int) -> None:  # noqa: ARG001
     print(f"\n{len(measured.heard):,} requests, {len(measured.failed)} failed; fewest ready replicas: {fewest}.")
     for at_s, why in measured.failed[:5]:
         print(f"  after {at_s:.1f} s: {why[:200]}")
-    PICTURE.write_text(picture(measured))
+    draw(measured)
     print(f"{PICTURE.name} is written.\n")
 
 
@@ -157,100 +157,15 @@ async def count_ready(rolled: Rolled, ready: list[int]) -> None:
         await asyncio.sleep(began_s + len(ready) - time.monotonic())
 
 
-# ---- the picture: greys and two colours on white, so that it can be read on a dark page too
-
-WIDTH, HEIGHT = 960, 560
-LEFT, RIGHT = 70, 890
-HITS, TTFT, READY, TEXT, GRID = "#1f6feb", "#c2410c", "#9aa4b2", "#444c56", "#e3e7ec"
-
-
-class Panel(NamedTuple):
-    """An area with the time from left to right, and from 0 upwards to `highest`."""
-
-    top: float
-    bottom: float
-    highest: float
-
-    def y(self, value: float) -> float:
-        return self.bottom - (self.bottom - self.top) * value / self.highest
-
-    def line(self, values: Sequence[float | None], colour: str) -> str:
-        """A line, broken at seconds without a value; points are in the middle of their second."""
-        pieces = []
-        for known, group in groupby(enumerate(values), key=lambda each: each[1] is not None):
-            if known:
-                points = " ".join(f"{across(second + 0.5):.1f},{self.y(value or 0):.1f}" for second, value in group)
-                pieces.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        return "".join(pieces)
-
-    def steps(self, values: Sequence[int], colour: str) -> str:
-        corners = [
-            point
-            for second, value in enumerate(values)
-            for point in ((second, value), (min(second + 1, SPAN_S), value))
-        ]
-        points = " ".join(f"{across(second):.1f},{self.y(value):.1f}" for second, value in corners)
-        return f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>'
-
-    def grid(self, values: Iterable[float], label: Callable[[float], str]) -> str:
-        return "".join(
-            f'<path d="M{LEFT} {self.y(value):.1f}H{RIGHT}" stroke="{GRID}"/>'
-            + words(LEFT - 8, self.y(value) + 4, label(value), anchor="end")
-            for value in values
-        )
-
-
-def across(second: float) -> float:
-    return LEFT + (RIGHT - LEFT) * second / SPAN_S
-
-
-def words(x: float, y: float, text: str, *, anchor: str = "start", colour: str = TEXT, turned: bool = False) -> str:
-    turn = f' transform="rotate(-90 {x:.1f} {y:.1f})"' if turned else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}"{turn}>{text}</text>'
-
-
-def picture(measured: Run) -> str:
-    ttft_ms = [value and 1000 * value for value in measured.by_second(ttft_p50_s)]
-    step_ms = round_step(max(value or 0 for value in ttft_ms))
-    hits, count = Panel(80, 290, 1.0), Panel(80, 290, 8)
-    ttft = Panel(340, 500, 4 * step_ms)
-    title = "Token hit rate, ready replicas and time to first token of a fleet that is restarted and scaled under load"
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
-        f'font-family="system-ui, sans-serif" font-size="13" role="img"><title>{title}</title>',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" rx="8" fill="#ffffff"/>',
-        *(shade(change, hits.top, ttft.bottom) for change in measured.changes),
-        hits.grid((0, 0.25, 0.5, 0.75, 1), lambda value: f"{value:.0%}"),
-        *(words(RIGHT + 8, count.y(value) + 4, str(value)) for value in range(0, 9, 2)),
-        ttft.grid([step_ms * number for number in range(5)], lambda value: f"{value:g}"),
-        *(words(across(second), ttft.bottom + 20, str(second), anchor="middle") for second in range(0, SPAN_S + 1, 10)),
-        words((LEFT + RIGHT) / 2, ttft.bottom + 42, "seconds", anchor="middle"),
-        words(22, (hits.top + hits.bottom) / 2, "token hit rate", anchor="middle", colour=HITS, turned=True),
-        words(WIDTH - 22, (hits.top + hits.bottom) / 2, "ready replicas", anchor="middle", turned=True),
-        words(22, (ttft.top + ttft.bottom) / 2, "TTFT p50, ms", anchor="middle", colour=TTFT, turned=True),
-        words(LEFT, 30, f"{len(measured.heard):,} requests, {len(measured.failed)} failed"),
-        count.steps(measured.ready[:SPAN_S], READY),
-        hits.line(measured.by_second(hit_rate), HITS),
-        ttft.line(ttft_ms, TTFT),
-        *(failure(at_s, hits) for at_s, _ in measured.failed if at_s >= 0),
-    ]
-    return "\n".join(parts) + "\n</svg>\n"
-
-
-def shade(change: Change, top: float, bottom: float) -> str:
-    begin, end = across(change.began_s), across(change.ended_s)
-    return (
-        f'<rect x="{begin:.1f}" y="{top}" width="{end - begin:.1f}" height="{bottom - top}" fill="#f1f3f6"/>'
-        f'<path d="M{begin:.1f} {top - 18}V{bottom}M{end:.1f} {top}V{bottom}" '
-        f'stroke="{TEXT}" stroke-dasharray="4 4"/>' + words(begin + 5, top - 8, change.name)
-    )
-
-
-def failure(at_s: float, panel: Panel) -> str:
-    return f'<circle cx="{across(at_s):.1f}" cy="{panel.bottom}" r="4" fill="#b91c1c"/>'
-
-
-def round_step(highest: float) -> float:
-    """Round distance between the labels of an axis with four steps."""
-    power: float = 10.0 ** math.floor(math.log10(max(highest, 1) / 4))
-    return next(factor * power for factor in (1, 1.5, 2, 2.5, 3, 4, 5, 10) if 4 * factor * power >= highest)
+def draw(measured: Run) -> None:
+    title = f"{len(measured.heard):,} requests, {len(measured.failed)} failed"
+    with drawing(PICTURE, title=title, x="seconds", y="token hit rate") as axes:
+        seconds = [second + 0.5 for second in range(SPAN_S)]
+        axes.plot(seconds, [rate if rate is not None else math.nan for rate in measured.by_second(hit_rate)])
+        axes.set_ylim(0, 1)
+        waits = axes.twinx()
+        waits.set_ylabel("TTFT p50, ms")
+        waits.plot(seconds, [1000 * (s or math.nan) for s in measured.by_second(ttft_p50_s)], color="C1")
+        for change in measured.changes:
+            axes.axvspan(change.began_s, change.ended_s, alpha=0.1)
+            axes.text(change.began_s, 1.02, change.name)

@@ -1,12 +1,15 @@
 """Draws the pictures of docs/dashboard.md: a real fleet of simulated replicas, looked at by Chromium."""
 
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from playwright.sync_api import Browser, expect
 
 from tests.bench import film
-from tests.bench.heap import conversations
 from tests.bench.pictures_of import check_sizes, save, save_sheet
 from tests.browser.pages import NARROW, Visit, chromium, replica_place, request_place, visit
 from tests.browser.test_pages import PAGES, place_of, wait_shown
@@ -28,6 +31,17 @@ def run(rounds: int) -> None:
         used(world, browser, Path(folder, "usage.db"))
     film.run(rounds)
     check_sizes()
+
+
+@contextmanager
+def conversations(url: str, span_s: float) -> Iterator[None]:
+    """Run conversations in a process of their own until the block ends."""
+    process = subprocess.Popen([sys.executable, "-m", "tests.browser.traffic", url, str(2 * span_s)])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 def live(world: World, browser: Browser) -> None:

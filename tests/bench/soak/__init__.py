@@ -2,15 +2,13 @@
 
     python -m tests.bench soak --minutes 60 --out docs
 
-draws soak.svg and prints a table of growth; build/soak/soak.csv has the samples. About half a core is used. With
-`--inside SECONDS` each process writes so often what holds its memory, into build/soak/inside. Linux only: reads /proc.
+draws soak.svg and prints a table of growth; build/soak/soak.csv has the samples. About half a core is used. Linux only:
+reads /proc.
 """
 
 import asyncio
-import os
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx2
@@ -34,12 +32,11 @@ SPEED = ("--set=simulated_prefill_tokens_per_s=50_000", "--set=simulated_decode_
 QUIET = ("--log-level", "error")
 
 
-def run(rounds: int, *, minutes: float = 60.0, out: Path = OUT, inside_s: float = 0.0) -> None:
+def run(rounds: int, *, minutes: float = 60.0, out: Path = OUT) -> None:
     del rounds  # one is long enough
     OUT.mkdir(parents=True, exist_ok=True)
     with (OUT / "soak.csv").open("w", newline="") as file, ExitStack() as stack:
         samples = memory.Samples(file)
-        stack.enter_context(watched(inside_s))
         processes, url = begin(stack)
         began_s, before_s = time.monotonic(), {name: cpu_s(pid) for name, pid in processes.items()}
         traffic = asyncio.run(soak(url, processes, minutes * 60, samples))
@@ -89,25 +86,3 @@ async def soak(url: str, processes: dict[str, int], span_s: float, samples: memo
             await asyncio.wait([load], timeout=max(1.0, span_s / SAMPLES_PER_RUN))
         load.result()
     return traffic
-
-
-@contextmanager
-def watched(every_s: float) -> Iterator[None]:
-    """Processes that are started within it say what holds their memory."""
-    if not every_s:
-        yield
-        return
-    folder = (OUT / "inside").resolve()
-    folder.mkdir(exist_ok=True)
-    before = os.environ.copy()
-    os.environ |= {
-        "PYTHONPATH": f"{Path(__file__).parent / 'inside'}:{before.get('PYTHONPATH', '')}",
-        "SOAK_INSIDE": str(folder),
-        "SOAK_EVERY_S": str(every_s),
-        "SOAK_FRAMES": before.get("SOAK_FRAMES", "0"),  # more: with tracemalloc, and several times slower
-    }
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ |= before
