@@ -24,7 +24,7 @@ from qualification.kubernetes.real import (
     slices_known_to,
 )
 from router.config import Kubernetes
-from router.members.discovery.kubernetes import KubernetesDiscovery, PoolDiscovery
+from router.members.discovery.kubernetes import KubernetesWatch, PoolDiscovery
 from router.members.discovery.pods import pods_of
 from tests.router.kubernetes_api import OBJECTIVES, PODS, POOLS, SPACE, following, pod, pool, port
 from tests.router.members.test_kubernetes_pods import NO_SELECTORS, SELECTORS
@@ -223,7 +223,7 @@ async def test_changes_that_the_server_has_forgotten_are_made_up_for_by_a_list(
     caplog.set_level(logging.INFO, "router.members.discovery")
     pods = pods_of(SPACE, "app=nobody")
     pods.resource_version = "1"
-    watch = KubernetesDiscovery(api.account(), pods)
+    watch = KubernetesWatch(api.account(), pods)
     watch._listed = True
     async with following(watch) as said:
         await until(lambda: int(pods.resource_version) > 1)
@@ -254,7 +254,7 @@ def test_the_documented_role_is_enough_and_no_more(api: RealApi) -> None:
 
 async def test_without_the_role_the_reason_names_it(api: RealApi) -> None:
     elsewhere = msgspec.structs.replace(api.account(), namespace="default")
-    watch = KubernetesDiscovery(elsewhere, pods_of("default", "app=llm"))
+    watch = KubernetesWatch(elsewhere, pods_of("default", "app=llm"))
     async with following(watch):
         await until(lambda: watch.problem is not None)
     assert watch.problem == (
@@ -268,7 +268,7 @@ async def test_bookmarks_let_a_watch_continue_from_where_nothing_happened(
     caplog.set_level(logging.INFO, "router.members.discovery")
     pods = pods_of(SPACE, "app=nobody")
     with api.asking() as client:
-        async with following(KubernetesDiscovery(api.account(), pods, watch_s=5)) as said:
+        async with following(KubernetesWatch(api.account(), pods, watch_s=5)) as said:
             await until(lambda: said)
             listed = int(pods.resource_version)
             for number in range(3):
@@ -287,7 +287,7 @@ async def test_a_list_of_several_pages_is_whole(api: RealApi, monkeypatch: pytes
     with api.asking() as client:
         for name in names:
             kubelet_makes(client, name, "paged")
-        async with following(KubernetesDiscovery(api.account(), pods_of(SPACE, "app=paged"))) as said:
+        async with following(KubernetesWatch(api.account(), pods_of(SPACE, "app=paged"))) as said:
             await until(lambda: said)
             assert sorted(said[0]) == names
         for name in names:
@@ -307,7 +307,7 @@ async def test_slices_of_a_service_are_followed(api: RealApi) -> None:
             "endpoints": [endpoint],
             "ports": [{"name": "http", "port": 8000}, {"name": "events", "port": 5557}],
         }
-        async with following(KubernetesDiscovery(api.account(), slices)) as said:
+        async with following(KubernetesWatch(api.account(), slices)) as said:
             await until(lambda: said)
             checked(client.post(path, json=content))
             await until(lambda: said[-1])

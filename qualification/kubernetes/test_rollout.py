@@ -12,7 +12,7 @@ import pytest
 
 from qualification.kubernetes.real import MERGE, RealApi, checked, no_cluster, real_api, slices_known_to
 from router.config import Kubernetes
-from router.members.discovery.kubernetes import KubernetesDiscovery
+from router.members.discovery.kubernetes import KubernetesWatch
 from tests.router.kubernetes_api import PODS, SPACE, Object, following, pod
 from tests.router.scripted import CHAT, Scripted, Served, chat, connect, named, served
 
@@ -208,7 +208,7 @@ async def test_a_rolling_update_is_followed_and_every_request_is_answered(
 async def test_slices_that_a_controller_makes_name_the_pods_of_a_service(api: RealApi) -> None:
     """Their addresses are made up: it refuses those of this machine itself."""
     with api.asking() as client:
-        watch = KubernetesDiscovery(api.account(), slices_known_to(client, "sliced"))
+        watch = KubernetesWatch(api.account(), slices_known_to(client, "sliced"))
     async with api.administrator() as client, following(watch) as said:
         spec: Object = {"selector": {"app": "sliced"}, "ports": [{"name": "http", "port": 80, "targetPort": "web"}]}
         metadata = {"name": "sliced", "labels": {"warmroute/engine": "vllm"}}

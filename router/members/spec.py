@@ -4,6 +4,7 @@ A new field goes last, with a default; `parse_replica`, files and registries tak
 """
 
 import re
+import tomllib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
@@ -168,6 +169,8 @@ class ReplicaSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
                 raise BadSpec(str(error)) from error
 
 
+Desired: TypeAlias = dict[str, ReplicaSpec]  # by name
+
 _FIELDS = {field.name: field.type for field in msgspec.structs.fields(ReplicaSpec)}
 # Fields that only a registry sets, and the list that repeated `adapter=` keys stand for on the command line.
 _NOT_TYPED = frozenset({"draining", "incarnation", "adapters"})
@@ -230,9 +233,9 @@ def engines() -> tuple[str, ...]:
     return AUTO, *PROFILES
 
 
-def by_name(specs: Iterable[ReplicaSpec]) -> dict[str, ReplicaSpec]:
+def by_name(specs: Iterable[ReplicaSpec]) -> Desired:
     """Specs by name; raise BadSpec if two have the same name."""
-    named: dict[str, ReplicaSpec] = {}
+    named: Desired = {}
     for spec in specs:
         if spec.name in named:
             raise BadSpec(
@@ -240,6 +243,43 @@ def by_name(specs: Iterable[ReplicaSpec]) -> dict[str, ReplicaSpec]:
             )
         named[spec.name] = spec
     return named
+
+
+# ---- a file of replicas: one `[[replicas]]` table each
+
+_TABLE = re.compile(r"^[ \t]*\[\[[ \t]*replicas[ \t]*\]\]", re.MULTILINE)
+
+
+def parse_replicas(path: str, text: str) -> Desired:
+    """Parse the whole file; raise ValueError with file and line: half a list would drop existing replicas."""
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is not TOML: {error}") from error
+    for key in content:
+        if key != "replicas":
+            raise ValueError(f"{path}: {key!r} is not known here; write one [[replicas]] for each replica")
+    tables = content.get("replicas", [])
+    if not isinstance(tables, list):
+        raise ValueError(f"{path}: replicas is not a list; write [[replicas]]")
+    desired: Desired = {}
+    starts = [found.start() for found in _TABLE.finditer(text)]
+    for number, table in enumerate(tables):
+        place = f"{path}, replica {number + 1}"
+        if number < len(starts):  # else it is one of a list of inline tables
+            place = f"{path}, line {text.count(chr(10), 0, starts[number]) + 1}"
+        if not isinstance(table, dict):
+            raise ValueError(
+                f"{place}: {table!r} is not a table; write [[replicas]], and below it url = 'http://HOST:PORT'"
+            )
+        try:
+            spec = spec_of(table)
+        except BadSpec as error:
+            raise ValueError(f"{place}: {error}") from error
+        if spec.name in desired:
+            raise ValueError(f"{place}: another replica is named {spec.name!r}; choose another name")
+        desired[spec.name] = spec
+    return desired
 
 
 def _known(key: str, names: Mapping[str, object], where: str) -> None:

@@ -1,5 +1,6 @@
 """A file that may change while the router runs; polled once a second, since not every file system reports changes."""
 
+import asyncio
 import logging
 import os
 from collections.abc import Callable
@@ -48,30 +49,34 @@ class LastGood(Generic[T]):
 
     def __init__(self, path: str, parse: Callable[[str, str], T], what: str) -> None:
         """`parse` gets path and text, and raises ValueError."""
+        self.where = path
         self.problem: str | None = None
         self.is_known = False  # it has been valid once
         self._file = WatchedFile(path)
         self._parse = parse
         self._what = what
 
+    async def run(self, tell: Callable[[T], object]) -> None:
+        """Tell the content whenever it changes, until cancelled."""
+        while True:
+            if (found := self.look()) is not None:
+                tell(found)
+            await asyncio.sleep(LOOK_INTERVAL_S)
+
     def look(self) -> T | None:
-        """Return it if the file has changed and is valid, else None; call it every second or so."""
+        """Return it if the file has changed and is valid, else None; each distinct problem is logged once."""
         try:
             text = self._file.read_if_changed()
-            found = None if text is None else self._parse(self._file.path, text)
+            found = None if text is None else self._parse(self.where, text)
         except ValueError as error:
             if self.problem != str(error):
-                kept = (
-                    f"keeping the previous {self._what}"
-                    if self.is_known
-                    else f"there are no {self._what} until it is mended"
-                )
-                log.warning("%s; %s", error, kept)
+                none = f"there are no {self._what} until it is mended"
+                log.warning("%s; %s", error, f"keeping the previous {self._what}" if self.is_known else none)
             self.problem = str(error)
             return None
         if text is not None:
             if self.problem is not None:
-                log.warning("%s can be used again", self._file.path)
+                log.warning("%s can be used again", self.where)
             self.problem, self.is_known = None, True
         return found
 

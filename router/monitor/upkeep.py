@@ -19,11 +19,10 @@ import msgspec
 from events.native import Status
 from router.log_lines import Report
 from router.members.broken import Broken
-from router.members.discovery.desired import Desired, difference
 from router.members.facts import Rank
 from router.members.health import ASLEEP, Health, HealthConfig
 from router.members.members import Member, Server
-from router.members.spec import BadSpec, ReplicaSpec
+from router.members.spec import BadSpec, Desired, ReplicaSpec
 from router.members.upstream import Upstream
 from router.monitor.learning import PROBE_S, USUAL_BLOCK_TOKENS, Learning, ask
 from router.monitor.suspects import GIVEN_UP_S, QUIET_S, RunningRequests, SuspectDetector, is_quiet
@@ -77,24 +76,28 @@ class Upkeep:
         for name in wanted.keys() & self.added.keys():
             log.warning("%s: replacing the replica of this name that was added by request", name)
             del self.added[name]
-        change = difference({name: server.spec for name, server in self._servers.items()}, wanted | self.added)
+        goal = wanted | self.added
+        added = {name: spec for name, spec in goal.items() if name not in self._servers}
+        is_changed = bool(added)
         try:
-            others = {}
-            for name, spec in change.changed.items():
-                server = self._servers[name]
-                if msgspec.structs.replace(server.spec, draining=spec.draining) == spec:  # the cache stays known
-                    (server.health.drain if spec.draining else server.health.undrain)()
+            for name, server in list(self._servers.items()):
+                spec = goal.get(name)
+                if spec == server.spec:
+                    continue
+                is_changed = True
+                if spec is not None and msgspec.structs.replace(server.spec, draining=spec.draining) == spec:
+                    (server.health.drain if spec.draining else server.health.undrain)()  # the cache stays known
                     server.spec = spec
-                else:
-                    others[name] = spec
-            for name in (*change.removed, *others):
+                    continue
                 with _going_on(name):  # an error must not stop the others
                     self._remove(name)
-            for spec in (*change.added.values(), *others.values()):
+                if spec is not None:
+                    added[name] = spec
+            for spec in added.values():
                 with _going_on(spec.name):
                     self._add(spec)
         finally:
-            if change:
+            if is_changed:
                 self.members.arrange()
 
     def add(self, spec: ReplicaSpec) -> None:

@@ -15,10 +15,9 @@ from events.publisher import is_local
 from events.sockets.curve import load_curve, load_curve_client
 from router.config import MEGABYTE, Kubernetes, RouterConfig
 from router.members.discovery.collection import Cluster, in_cluster
-from router.members.discovery.file import parse_replicas
 from router.members.discovery.pods import check_selector
 from router.members.discovery.pool import check_name
-from router.members.spec import by_name, parse_replica
+from router.members.spec import by_name, parse_replica, parse_replicas
 from router.members.watched_file import WatchedFile
 from router.process.settings import TABLE
 from router.prompts.model_rewrites import parse_rewrites

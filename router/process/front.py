@@ -5,7 +5,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,16 +24,15 @@ from router.http.one_answer import answer_of
 from router.http.routes import FORWARDED, ROUTES, named
 from router.members.broken import Broken
 from router.members.counts import counts_of
-from router.members.discovery.collection import Cluster, Collection, Made
-from router.members.discovery.desired import CombinedDiscovery, Desired, Discovery, StaticReplicas
-from router.members.discovery.file import FileDiscovery
-from router.members.discovery.kubernetes import KubernetesDiscovery, KubernetesWatch, PoolDiscovery
+from router.members.discovery.desired import CombinedDiscovery, Discovery, StaticReplicas
+from router.members.discovery.kubernetes import KubernetesWatch, PoolDiscovery
 from router.members.discovery.pods import pods_of
 from router.members.discovery.pool import Objective, objectives_of, rewrites_of, rules_of
 from router.members.discovery.registry import RegistryDiscovery
 from router.members.discovery.slices import slices_of
 from router.members.feeds import Feeds
 from router.members.members import Members
+from router.members.spec import Desired, parse_replicas
 from router.members.watched_file import LastGood
 from router.monitor.learning import Learning
 from router.monitor.upkeep import Upkeep
@@ -57,7 +56,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FILES_LOOK_S = 1.0
 DRAIN_LOOK_S = 0.05
 READY_LOOK_S = 0.2
 READY_WITHIN_S = 10.0  # before a worker takes a part of the connections, while others serve
@@ -144,9 +142,12 @@ class Front:
         self._tasks = [
             asyncio.create_task(self.discovery.run(self._apply)),
             asyncio.create_task(self.upkeep.tick()),
-            asyncio.create_task(self._look_at_files()),
             asyncio.create_task(self.dashboard.sampling.run()),
         ]
+        if self._watched_keys is not None:
+            self._tasks.append(asyncio.create_task(self._watched_keys.run(self.router.admission.use)))
+        if self._watched_rewrites is not None:
+            self._tasks.append(asyncio.create_task(self._watched_rewrites.run(self._use_rewrites)))
         if (kubernetes := self.config.kubernetes) is not None and kubernetes.pool is not None:
             of_pool = kubernetes.cluster.namespace, kubernetes.pool, kubernetes.group
             if (priorities := self.router.priorities) is not None:
@@ -154,10 +155,12 @@ class Front:
                 def use(found: Mapping[str, Objective]) -> None:
                     priorities.of = {name: objective.priority for name, objective in found.items()}
 
-                self._tasks.append(asyncio.create_task(follow(kubernetes.cluster, objectives_of(*of_pool), use)))
+                self._tasks.append(
+                    asyncio.create_task(KubernetesWatch(kubernetes.cluster, objectives_of(*of_pool)).run(use))
+                )
             if kubernetes.rewrites:
                 rewrites, apply = rewrites_of(*of_pool), lambda found: self._use_rewrites(rules_of(found.values()))
-                self._tasks.append(asyncio.create_task(follow(kubernetes.cluster, rewrites, apply)))
+                self._tasks.append(asyncio.create_task(KubernetesWatch(kubernetes.cluster, rewrites).run(apply)))
         await self.router.ledger.save()  # this reads the day's use before this start
         self._tasks.append(asyncio.create_task(self.router.ledger.run()))
         if self.links is not None:
@@ -322,14 +325,6 @@ class Front:
         lacks_keys = self._watched_keys is not None and not self._watched_keys.is_known
         return lacks_keys or self.router.lifecycle.awaits_rewrites
 
-    async def _look_at_files(self) -> None:
-        while True:
-            await asyncio.sleep(FILES_LOOK_S)
-            if self._watched_rewrites is not None:
-                self._use_rewrites(self._watched_rewrites.look())
-            if self._watched_keys is not None and (keys := self._watched_keys.look()) is not None:
-                self.router.admission.use(keys)
-
 
 # ---- the router without its HTTP front
 
@@ -379,23 +374,15 @@ def upkeep_of(router: Router, tokenizers: Tokenizers, seed: int | None = None) -
 def discoveries(config: RouterConfig) -> list[Discovery]:
     found: list[Discovery] = [StaticReplicas(config.replicas)]
     if config.replicas_file is not None:
-        found.append(FileDiscovery(config.replicas_file))
+        found.append(LastGood(config.replicas_file, parse_replicas, "replicas"))
     if config.registry is not None:
         found.append(RegistryDiscovery(config.registry))
     if (kubernetes := config.kubernetes) is not None:
         cluster = kubernetes.cluster
         if kubernetes.service is not None:
-            found.append(KubernetesDiscovery(cluster, slices_of(cluster.namespace, kubernetes.service)))
+            found.append(KubernetesWatch(cluster, slices_of(cluster.namespace, kubernetes.service)))
         if kubernetes.pods is not None:
-            found.append(KubernetesDiscovery(cluster, pods_of(cluster.namespace, kubernetes.pods)))
+            found.append(KubernetesWatch(cluster, pods_of(cluster.namespace, kubernetes.pods)))
         if kubernetes.pool is not None:
             found.append(PoolDiscovery(cluster, kubernetes.pool))
     return found
-
-
-async def follow(
-    cluster: Cluster, collection: Collection[Any, Made], use: Callable[[Mapping[str, Made]], None]
-) -> None:
-    async with aclosing(KubernetesWatch(cluster, collection).watch()) as updates:
-        async for found in updates:
-            use(found)

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from api.process.settings import FILE
 from fleet.cli import warmroute
 from replica.settings.options import TABLE as REPLICA
-from router.members.discovery.file import FileDiscovery
+from router.members.spec import parse_replicas
 from router.members.watched_file import LastGood, WatchedFile
 from router.process.settings import TABLE as ROUTER
 from router.prompts.model_rewrites import parse_rewrites
@@ -65,10 +65,10 @@ def test_a_watched_file_that_becomes_a_pipe_or_a_device_holds_nobody_up(tmp_path
 def test_a_replicas_file_that_is_being_written_removes_nobody(tmp_path: Path) -> None:
     path = tmp_path / "replicas.toml"
     path.write_text(TWO)
-    discovery = FileDiscovery(str(path))
+    watched = LastGood(str(path), parse_replicas, "replicas")
 
     def names(looks: int = 1) -> list[int | None]:
-        return [None if found is None else len(found) for found in (discovery.read_if_changed() for _ in range(looks))]
+        return [None if found is None else len(found) for found in (watched.look() for _ in range(looks))]
 
     assert names() == [2]
     with path.open("w") as file:  # which truncates it

@@ -5,10 +5,11 @@ import base64
 import json
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from router.members.discovery.desired import Desired, Discovery
+from router.members.discovery.desired import Discovery
+from router.members.spec import Desired
 from tests.router.loopback import Reply, Request, serving
 from tests.router.scripted import refused_port
 
@@ -294,13 +295,7 @@ def port(name: str, number: int, protocol: str = "TCP") -> Object:
 async def following(watch: Discovery) -> AsyncIterator[list[Desired]]:
     """All sets of replicas that it names, from the first on."""
     said: list[Desired] = []
-
-    async def follow() -> None:
-        async with aclosing(watch.watch()) as members:
-            async for wanted in members:
-                said.append(wanted)
-
-    task = asyncio.create_task(follow())
+    task = asyncio.create_task(watch.run(said.append))
     try:
         yield said
     finally:

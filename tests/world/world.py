@@ -16,8 +16,7 @@ from typing import Any, cast
 import msgspec
 
 from router.config import RouterConfig
-from router.members.discovery.file import parse_replicas
-from router.members.spec import ReplicaSpec
+from router.members.spec import ReplicaSpec, parse_replicas
 from router.process.front import Front
 from router.proxy.attempt import Attempt
 from router.proxy.retries import Row

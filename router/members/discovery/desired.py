@@ -1,25 +1,35 @@
 """The desired replicas: the interface of every source that names them, and several sources as one."""
 
 import asyncio
-import contextlib
 import logging
 import random
-from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Protocol, TypeAlias
 
-from router.members.spec import ReplicaSpec, by_name
+from router.members.spec import Desired, ReplicaSpec, by_name
 
 log = logging.getLogger(__name__)
 
-Desired: TypeAlias = dict[str, ReplicaSpec]  # their specs by name
+Tell: TypeAlias = Callable[[Desired], None]
+
+
+class Discovery(Protocol):
+    """A source of replicas. While it fails, its last answer stays valid and `problem` says why."""
+
+    where: str  # the name in logs: the file, the URL
+
+    @property
+    def problem(self) -> str | None: ...
+    async def run(self, tell: Tell, /) -> None:
+        """Tell all desired replicas whenever they change, until cancelled."""
 
 
 class Source:
-    """Something that is read again and again. While it fails, its last answer stays valid and `problem` says why."""
+    """Something that is read again and again."""
 
     def __init__(self, where: str) -> None:
-        self.where = where  # the name in logs: the file, the URL
+        self.where = where
         self._problem: str | None = None
 
     @property
@@ -37,24 +47,15 @@ class Source:
         self._problem = None
 
 
-class Discovery(Source, ABC):
-    """A source of replicas."""
-
-    @abstractmethod
-    def watch(self) -> AsyncGenerator[Desired, None]:
-        """Yield all desired replicas whenever they change, forever."""
-
-
-class StaticReplicas(Discovery):
+class StaticReplicas(Source):
     """Replicas of the command line, which never change."""
 
     def __init__(self, specs: Iterable[ReplicaSpec]) -> None:
         super().__init__("--replica")
         self._desired = by_name(specs)
 
-    async def watch(self) -> AsyncGenerator[Desired, None]:
-        yield self._desired
-        await asyncio.get_running_loop().create_future()  # forever
+    async def run(self, tell: Tell) -> None:
+        tell(self._desired)
 
 
 class CombinedDiscovery:
@@ -70,24 +71,23 @@ class CombinedDiscovery:
         """Tell whether each source has answered at least once."""
         return None not in self._latest
 
-    async def run(self, apply: Callable[[Desired], None]) -> None:
+    async def run(self, apply: Tell) -> None:
         """Call `apply` with all desired replicas whenever they change; runs until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for number, discovery in enumerate(self.discoveries):
-                tasks.create_task(self._follow(number, discovery, apply))
+                tasks.create_task(discovery.run(partial(self._told, number, apply)))
+            await asyncio.get_running_loop().create_future()  # forever
 
-    async def _follow(self, number: int, discovery: Discovery, apply: Callable[[Desired], None]) -> None:
-        async with contextlib.aclosing(discovery.watch()) as updates:
-            async for latest in updates:
-                before, complete = self.desired(), self.complete
-                self._latest[number] = latest
-                desired = self.desired()
-                if desired == before and self.complete == complete:
-                    continue
-                try:
-                    apply(desired)
-                except Exception:  # any mistake in applying it: later updates, and other sources, still count
-                    log.exception("The discovered replicas could not be applied")
+    def _told(self, number: int, apply: Tell, latest: Desired) -> None:
+        before, complete = self.desired(), self.complete
+        self._latest[number] = latest
+        desired = self.desired()
+        if desired == before and self.complete == complete:
+            return
+        try:
+            apply(desired)
+        except Exception:  # any mistake in applying it: later updates, and other sources, still count
+            log.exception("The discovered replicas could not be applied")
 
     def desired(self) -> Desired:
         desired: Desired = {}
@@ -100,23 +100,6 @@ class CombinedDiscovery:
             log.warning("Two sources name the replica %s; using the one at %s", name, desired[name].url)
         self._disputed = disputed
         return desired
-
-
-class Difference(NamedTuple):
-    added: Desired
-    removed: tuple[str, ...]
-    changed: Desired  # and their new specs
-
-    def __bool__(self) -> bool:
-        return bool(self.added or self.removed or self.changed)
-
-
-def difference(old: Mapping[str, ReplicaSpec], new: Mapping[str, ReplicaSpec]) -> Difference:
-    return Difference(
-        added={name: spec for name, spec in new.items() if name not in old},
-        removed=tuple(name for name in old if name not in new),
-        changed={name: spec for name, spec in new.items() if name in old and old[name] != spec},
-    )
 
 
 class Backoff:

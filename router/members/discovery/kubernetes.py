@@ -1,29 +1,25 @@
 """Lists objects of one kind in Kubernetes, then watches them; follows the pods of a pool."""
 
 import asyncio
-import contextlib
 import logging
 import re
 import socket
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 import httpx2
 import msgspec
 
 from router.members.discovery.collection import GONE, Cluster, Collection, Expired, ItemList, Made, failure_of
-from router.members.discovery.desired import Backoff, Desired, Discovery, Source
+from router.members.discovery.desired import Backoff, Source, Tell
 from router.members.discovery.pods import pods_of
 from router.members.discovery.pool import Target, pool_of
 from router.members.spec import ReplicaSpec
 
 log = logging.getLogger(__name__)
-
-Item = TypeVar("Item")
-Choice = TypeVar("Choice")
 
 WATCH_S = 60  # length of a watch
 GRACE_S = 15.0
@@ -70,17 +66,22 @@ class KubernetesWatch(Source, Generic[Made]):
         self._relist = Backoff(most_s=MAX_RELIST_S)  # reset by changes and by a watch that starts
         self._listed = False
 
-    async def watch(self) -> AsyncGenerator[dict[str, Made], None]:
+    async def run(self, tell: Callable[[dict[str, Made]], None]) -> None:
+        """Tell what is made of all objects whenever that changes, until cancelled."""
         latest: dict[str, Made] | None = None
+
+        def changed() -> None:
+            nonlocal latest
+            desired = self._collection.desired()
+            if desired != latest:
+                latest = desired
+                self._relist.reset()  # if only lists bring changes, list soon
+                tell(desired)
+
         while True:
             pause_s = PAUSE_S
             try:
-                async with contextlib.aclosing(self._changes()) as changes:
-                    async for desired in changes:
-                        if desired != latest:
-                            latest = desired
-                            self._relist.reset()  # if only lists bring changes, list soon
-                            yield desired
+                await self._watch(changed)
                 self._relist.reset()
             except Expired as expired:
                 self._listed = False
@@ -97,13 +98,13 @@ class KubernetesWatch(Source, Generic[Made]):
                 pause_s = self._backoff.next_s()
             await asyncio.sleep(pause_s)
 
-    async def _changes(self) -> AsyncGenerator[dict[str, Made], None]:
+    async def _watch(self, changed: Callable[[], None]) -> None:
         """List if necessary, then watch once."""
         async with client_of(self._cluster, self._watch_s + GRACE_S) as client:
             if not self._listed:
                 await self._list(client)
                 self._listed = True
-                yield self._collection.desired()
+                changed()
             asked = self._asked(
                 watch="1",
                 allowWatchBookmarks="true",
@@ -114,15 +115,15 @@ class KubernetesWatch(Source, Generic[Made]):
                 await self._check(response)
                 self._recovered()
                 self._backoff.reset()
-                yield self._collection.desired()
+                changed()
                 async for line in lines_of(response):
                     try:
-                        changed = self._collection.changed(line)
+                        is_news = self._collection.changed(line)
                     except (msgspec.DecodeError, ValueError) as error:
                         raise ApiServerError(f"its watch cannot be read: {error}", relist=True) from error
                     self._relist.reset()
-                    if changed:
-                        yield self._collection.desired()
+                    if is_news:
+                        changed()
 
     async def _list(self, client: httpx2.AsyncClient) -> None:
         # Without a resourceVersion the list is consistent, not the cache of one API server.
@@ -172,10 +173,6 @@ class KubernetesWatch(Source, Generic[Made]):
         raise ApiServerError(f"{why}: {message}" if message else why, after_s=retry_after_s(response), relist=relist)
 
 
-class KubernetesDiscovery(KubernetesWatch[ReplicaSpec], Discovery):
-    """Replicas that are made of these objects."""
-
-
 async def lines_of(response: httpx2.Response) -> AsyncIterator[bytes]:
     """Split at line feeds only: other line ends (U+0085) may be part of an annotation."""
     rest = b""
@@ -205,53 +202,7 @@ def retry_after_s(response: httpx2.Response) -> float:
     return min(float(value), MAX_RETRY_AFTER_S) if value.isascii() and value.isdigit() else 0.0
 
 
-# ---- replicas of an InferencePool: the pods that it selects, at its ports, however both change
-
-
-class Ahead(Generic[Item]):
-    """An endless generator whose next item is asked for beforehand, so that several can be waited for at once."""
-
-    def __init__(self, items: AsyncGenerator[Item, None]) -> None:
-        self._items = items
-        self.next = asyncio.create_task(self._next())
-
-    async def _next(self) -> Item:
-        return await anext(self._items)
-
-    def take(self) -> Item:
-        item = self.next.result()
-        self.next = asyncio.create_task(self._next())
-        return item
-
-    async def aclose(self) -> None:
-        self.next.cancel()
-        await asyncio.wait([self.next])
-        await self._items.aclose()
-
-
-async def switched(
-    choices: AsyncGenerator[Choice, None], follow: Callable[[Choice], AsyncGenerator[Item, None]]
-) -> AsyncGenerator[Item, None]:
-    """Yield the items of the newest choice; those of earlier choices are closed, with all that they had not yielded."""
-    newest, items = Ahead(choices), None
-    try:
-        while True:
-            coming = (newest.next,) if items is None else (newest.next, items.next)
-            await asyncio.wait(coming, return_when=asyncio.FIRST_COMPLETED)
-            if newest.next.done():
-                choice = newest.take()
-                if items is not None:
-                    await items.aclose()
-                items = Ahead(follow(choice))
-            elif items is not None:
-                yield items.take()
-    finally:
-        for each in (newest, items):
-            if each is not None:
-                await each.aclose()
-
-
-class PoolDiscovery(Discovery):
+class PoolDiscovery(Source):
     """Follows a pool, and its pods. Without a pool that can be used, those of the last one stay."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
@@ -259,31 +210,33 @@ class PoolDiscovery(Discovery):
         self._cluster = cluster
         self._name = name
         self._pool = KubernetesWatch(cluster, pool_of(cluster.namespace, name))
-        self._pods: KubernetesDiscovery | None = None  # the newest target's
+        self._pods: KubernetesWatch[ReplicaSpec] | None = None  # the newest target's
 
     @property
     def problem(self) -> str | None:
         return self._pool.problem or self._problem or (None if self._pods is None else self._pods.problem)
 
-    def watch(self) -> AsyncGenerator[Desired, None]:
-        def pods_at(target: Target) -> AsyncGenerator[Desired, None]:
-            pods = pods_of(self._cluster.namespace, target.selector, target.ports)
-            self._pods = KubernetesDiscovery(self._cluster, pods)
-            return self._pods.watch()
-
-        return switched(self._targets(), pods_at)
-
-    async def _targets(self) -> AsyncGenerator[Target, None]:
+    async def run(self, tell: Tell) -> None:
         latest: Target | None = None
-        async with contextlib.aclosing(self._pool.watch()) as updates:
-            async for found in updates:
-                target = found.get(self._name)
-                unusable = "it does not exist; create it" if target is None else target.unusable
-                if not unusable:
-                    self._recovered()
-                elif unusable != self._problem:  # each reason is logged once, also if it follows another one
+        following: asyncio.Task[None] | None = None
+
+        def use(found: dict[str, Target]) -> None:
+            nonlocal latest, following
+            target = found.get(self._name)
+            unusable = "it does not exist; create it" if target is None else target.unusable
+            if target is None or unusable:
+                if unusable != self._problem:  # each reason is logged once, also if it follows another one
                     log.warning("%s cannot be used: %s; keeping what it named before", self.where, unusable)
                     self._problem = unusable
-                if target is not None and not target.unusable and target != latest:
-                    latest = target
-                    yield target
+                return
+            self._recovered()
+            if target != latest:
+                latest = target
+                if following is not None:
+                    following.cancel()
+                pods = pods_of(self._cluster.namespace, target.selector, target.ports)
+                self._pods = KubernetesWatch(self._cluster, pods)
+                following = tasks.create_task(self._pods.run(tell))
+
+        async with asyncio.TaskGroup() as tasks:
+            await self._pool.run(use)

@@ -2,15 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import httpx2
 import msgspec
 from msgspec import Struct
 
-from router.members.discovery.desired import Backoff, Desired, Discovery
-from router.members.spec import BadSpec, ReplicaSpec, spec_of
+from router.members.discovery.desired import Backoff, Source, Tell
+from router.members.spec import BadSpec, Desired, ReplicaSpec, spec_of
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +33,7 @@ class RegistryError(Exception):
     """The registry gave no usable answer."""
 
 
-class RegistryDiscovery(Discovery):
+class RegistryDiscovery(Source):
     def __init__(self, url: str, *, wait_s: float = WAIT_S, backoff: Backoff | None = None) -> None:
         super().__init__(url.rstrip("/"))
         self._wait_s = wait_s
@@ -42,7 +41,7 @@ class RegistryDiscovery(Discovery):
         self._version: int | None = None  # None: ask for the current members without waiting
         self._refused: set[str] = set()  # logged already
 
-    async def watch(self) -> AsyncGenerator[Desired, None]:
+    async def run(self, tell: Tell) -> None:
         timeout = httpx2.Timeout(self._wait_s + GRACE_S, connect=CONNECT_TIMEOUT_S)
         latest: Desired | None = None
         async with httpx2.AsyncClient(timeout=timeout, trust_env=False) as client:
@@ -75,7 +74,7 @@ class RegistryDiscovery(Discovery):
                 self._backoff.reset()
                 if desired != latest:
                     latest = desired
-                    yield desired
+                    tell(desired)
                 elif answer.version == self._version:
                     await asyncio.sleep(PAUSE_S)
                 self._version = answer.version

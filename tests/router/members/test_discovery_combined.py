@@ -1,32 +1,16 @@
-"""Sets of replicas: how two differ, and several sources as one."""
+"""Several sources of replicas as one."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from router.members.discovery.desired import Backoff, CombinedDiscovery, Desired, Discovery, StaticReplicas, difference
-from router.members.spec import BadSpec, parse_replica
+from router.members.discovery.desired import Backoff, CombinedDiscovery, Source, StaticReplicas, Tell
+from router.members.spec import BadSpec, Desired, parse_replica
 from tests.router.loopback import until
-
-SETS = st.dictionaries(st.sampled_from("abcd"), st.integers(1, 2))
 
 
 def wanted(**ports: int) -> Desired:
     return {name: parse_replica(f"http://h:{port},name={name}") for name, port in ports.items()}
-
-
-@given(SETS, SETS)
-def test_a_difference_leads_from_one_set_to_the_other(old: Mapping[str, int], new: Mapping[str, int]) -> None:
-    before, after = wanted(**old), wanted(**new)
-    found = difference(before, after)
-    kept = {name: spec for name, spec in before.items() if name not in found.removed}
-    assert kept | found.added | found.changed == after
-    assert not kept.keys() & found.added.keys()
-    assert all(before[name] != spec for name, spec in found.changed.items())
-    assert bool(found) == (before != after)
 
 
 def test_waits_grow_and_are_never_the_same_for_all() -> None:
@@ -39,7 +23,7 @@ def test_waits_grow_and_are_never_the_same_for_all() -> None:
     assert backoff.next_s() <= 1.0
 
 
-class Told(Discovery):
+class Told(Source):
     """A source with a test's replicas."""
 
     def __init__(self, where: str) -> None:
@@ -47,10 +31,10 @@ class Told(Discovery):
         self.says: asyncio.Queue[Desired] = asyncio.Queue()
         self.closed = False
 
-    async def watch(self) -> AsyncGenerator[Desired, None]:
+    async def run(self, tell: Tell) -> None:
         try:
             while True:
-                yield await self.says.get()
+                tell(await self.says.get())
         finally:
             self.closed = True
 

@@ -1,14 +1,12 @@
 """The file of replicas: its format, changes and mistakes."""
 
-import logging
 import os
 from pathlib import Path
 
 import pytest
 
-from router.members.discovery.desired import Desired
-from router.members.discovery.file import FileDiscovery, parse_replicas
-from router.members.spec import parse_replica
+from router.members.spec import Desired, parse_replica, parse_replicas
+from router.members.watched_file import LastGood
 from tests.router.kubernetes_api import following
 from tests.router.loopback import until
 
@@ -58,29 +56,29 @@ def test_an_error_names_file_and_line(text: str, said: str) -> None:
     assert str(caught.value).startswith(said)
 
 
+def watched(path: Path) -> LastGood[Desired]:
+    return LastGood(str(path), parse_replicas, "replicas")
+
+
 def test_a_broken_file_keeps_the_last_good_list_and_says_why_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO)
     path = tmp_path / "replicas.toml"
     path.write_text(GOOD)
-    file = FileDiscovery(str(path))
-    assert file.read_if_changed() == parse_replicas("f", GOOD)
-    assert file.read_if_changed() is None
+    file = watched(path)
+    assert [file.look(), file.look()] == [parse_replicas("f", GOOD), None]
     path.write_text("broken = ")
-    assert [file.read_if_changed() for _ in range(3)] == [None] * 3
+    assert [file.look() for _ in range(3)] == [None] * 3
     problems = [file.problem]
     path.unlink()
-    assert [file.read_if_changed() for _ in range(3)] == [None] * 3
+    assert [file.look() for _ in range(3)] == [None] * 3
     problems.append(file.problem)
     path.write_text(GOOD)
-    assert [file.read_if_changed() for _ in range(2)] == [None, parse_replicas("f", GOOD)]
-    problems.append(file.problem)
-    said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 3
+    assert [file.look(), file.look()] == [None, parse_replicas("f", GOOD)]
     assert "is not TOML" in (problems[0] or "")
-    assert problems[1:] == [f"cannot read {str(path)!r}: No such file or directory", None]
-    assert said[0].endswith("keeping what it named before") and said[2].endswith("can be read again")
+    assert [*problems[1:], file.problem] == [f"cannot read {str(path)!r}: No such file or directory", None]
+    first, _, last = caplog.messages
+    assert first.endswith("keeping the previous replicas") and last.endswith("can be used again")
 
 
 def test_a_file_of_the_same_length_and_time_is_seen_when_it_was_replaced(tmp_path: Path) -> None:
@@ -89,16 +87,17 @@ def test_a_file_of_the_same_length_and_time_is_seen_when_it_was_replaced(tmp_pat
     other.write_text("[[replicas]]\nurl = 'http://h:2'")
     os.utime(path, ns=(5, 5))
     os.utime(other, ns=(5, 5))
-    file = FileDiscovery(str(path))
-    assert file.read_if_changed() == wanted("http://h:1")
+    file = watched(path)
+    assert file.look() == wanted("http://h:1")
     other.replace(path)
-    assert [file.read_if_changed() for _ in range(2)] == [None, wanted("http://h:2")]
+    assert [file.look(), file.look()] == [None, wanted("http://h:2")]
 
 
+@pytest.mark.virtual
 async def test_a_change_is_told(tmp_path: Path) -> None:
     path = tmp_path / "replicas.toml"
     path.write_text(GOOD)
-    async with following(FileDiscovery(str(path), interval_s=0.01)) as said:
+    async with following(watched(path)) as said:
         await until(lambda: said, "it is read")
         path.write_text("[[replicas]]\nurl = 'http://h:5'")
         await until(lambda: len(said) == 2, "it is read again")

@@ -14,10 +14,10 @@ import msgspec
 import pytest
 
 from router.members.discovery.collection import Cluster, Collection, Expired, in_cluster
-from router.members.discovery.desired import Backoff, Desired
-from router.members.discovery.kubernetes import KEEPALIVE, PAGE, KubernetesDiscovery, client_of
+from router.members.discovery.desired import Backoff
+from router.members.discovery.kubernetes import KEEPALIVE, PAGE, KubernetesWatch, client_of
 from router.members.discovery.slices import Conditions, Slice, is_draining, slices_of
-from router.members.spec import ReplicaSpec
+from router.members.spec import Desired, ReplicaSpec
 from tests.router.kubernetes_api import SLICES, SPACE, KubernetesApi, Refusal, following
 from tests.router.loopback import Reply, Request, certificate, until, with_openssl
 
@@ -199,10 +199,10 @@ def test_a_pod_knows_its_cluster_by_environment_and_account(tmp_path: Path) -> N
 @asynccontextmanager
 async def watching(
     api: KubernetesApi, token: Path | None = None, authority: Path | None = None
-) -> AsyncIterator[tuple[KubernetesDiscovery, list[Desired]]]:
+) -> AsyncIterator[tuple[KubernetesWatch[ReplicaSpec], list[Desired]]]:
     files = [None if path is None else str(path) for path in (token, authority)]
     cluster = Cluster(api.url, SPACE, *files)
-    watch = KubernetesDiscovery(cluster, slices_of(SPACE, "llm"), backoff=Backoff(first_s=0.01, most_s=0.05))
+    watch = KubernetesWatch(cluster, slices_of(SPACE, "llm"), backoff=Backoff(first_s=0.01, most_s=0.05))
     async with api.running(), following(watch) as said:
         yield watch, said
 

@@ -9,8 +9,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from router.members.discovery.desired import Backoff, Desired
+from router.members.discovery.desired import Backoff
 from router.members.discovery.registry import RegistryDiscovery
+from router.members.spec import Desired
 from tests.router.kubernetes_api import following
 from tests.router.loopback import Reply, Request, serving, until
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.members.discovery.collection import Cluster
-from router.members.discovery.desired import Desired
 from router.members.discovery.kubernetes import PoolDiscovery
 from router.members.discovery.pool import InferencePool, Target, check_name, target_of
+from router.members.spec import Desired
 from tests.router.kubernetes_api import PODS, POOLS, SPACE, KubernetesApi, Object, following, pod, pool, port
 from tests.router.loopback import Request, until
 from tests.router.virtual import in_virtual_time

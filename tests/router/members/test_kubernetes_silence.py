@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from router.members.discovery.collection import Cluster
-from router.members.discovery.kubernetes import KubernetesDiscovery
+from router.members.discovery.kubernetes import KubernetesWatch
 from router.members.discovery.pods import pods_of
 from tests.chaos.nodes import Node, network, no_nodes
 from tests.router.kubernetes_api import PODS, SPACE, KubernetesApi, following, pod
@@ -33,7 +33,7 @@ async def cut_and_restored(server: Node) -> tuple[float, float]:
     api.put(PODS, pod("a"))
     with server.inside():
         await api.start()
-    watch = KubernetesDiscovery(Cluster(api.url, SPACE), pods_of(SPACE, "app=llm"))
+    watch = KubernetesWatch(Cluster(api.url, SPACE), pods_of(SPACE, "app=llm"))
     async with following(watch) as said:
         await until(lambda: api.watched == 1, 5.0)
         server.cut()

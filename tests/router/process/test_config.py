@@ -12,8 +12,7 @@ from click.testing import CliRunner, Result
 from api.process.options import SettingsCommand
 from api.process.settings import Setting
 from router.config import RouterConfig
-from router.members.discovery.file import parse_replicas
-from router.members.spec import ReplicaSpec, parse_replica
+from router.members.spec import ReplicaSpec, parse_replica, parse_replicas
 from router.process.configure import config_from
 from router.process.settings import TABLE
 from router.tenants.keys import Keys, parse_keys
