@@ -85,6 +85,10 @@ class Subscriber:
         """Ask the replica for its whole cache, because the view is in doubt."""
         self._sockets[name].resync(reason)
 
+    def probe(self, name: str) -> None:
+        """Ask the replica for the end of its stream, as after a standstill."""
+        self._sockets[name].tick_late()
+
     @property
     def stands_still(self) -> bool:
         """True if this process has not run for long, and no stream has been told of it yet."""

@@ -1,7 +1,7 @@
 """Grades a stream against docs/wire.md, without a socket: messages in, findings out.
 
 Live messages and replies are given in the order of their arrival; content is judged in the order of sequence numbers.
-So batches wait until the first replay has ended, and at a gap until the replay that `wanted_replay` asks for has.
+So batches wait until the first replay has ended, and at a gap until the replay of the missing ones has.
 """
 
 import sys
@@ -70,6 +70,10 @@ class Conformance:
         # A restart would explain this: it is a failure only if the next live batch shows that there was none.
         self._suspected: list[tuple[str, points.Verdict, str | None]] = []
 
+    @property
+    def replaying(self) -> bool:
+        return self._replay is not None
+
     # ---- facts
 
     def live(self, frames: list[bytes]) -> None:
@@ -124,22 +128,7 @@ class Conformance:
         """The recorder was stopped and started again: nothing is known of the time between."""
         self._begin()
 
-    # ---- what the caller has to do, and the result
-
-    def wanted_replay(self) -> int | None:
-        """From where a replay is needed now."""
-        if not self.can_replay or self._replay is not None:
-            return None
-        if not self._synchronized:
-            return 0
-        return self._next if self._waiting else None
-
-    def last_replays(self) -> list[int]:
-        """Starts worth a replay at the end: the newest batch, one in the middle, one not sent yet."""
-        if not self.can_replay or self._last_live is None:
-            return []
-        oldest = self._buffered[0] if self._buffered else 0
-        return [self._last_live, (oldest + self._last_live) // 2, self._last_live + 1]
+    # ---- the result
 
     def findings(self) -> list[Finding]:
         """Judge the remaining checks, and return the grade of each point."""

@@ -17,6 +17,9 @@ from events.view import CacheView
 BUCKETS_PER_DECADE = 50  # ages are kept to 5 %: memory does not grow with the stream
 SHORTEST_S = 1e-6
 REMEMBERED_KEYS = 200_000
+LAGS_KEPT = 20_000
+CLOCK_SLACK_S = 0.5
+FRACTIONS = (0.1, 0.5, 0.9, 0.99)
 
 Place = tuple[str, int]  # medium, key
 
@@ -85,12 +88,6 @@ def _bucket(age_s: float) -> int:
     return math.floor(math.log10(max(age_s, SHORTEST_S)) * BUCKETS_PER_DECADE)
 
 
-RECENT_S = 10.0
-LAGS_KEPT = 20_000
-CLOCK_SLACK_S = 0.5
-FRACTIONS = (0.1, 0.5, 0.9, 0.99)
-
-
 class Counts(Struct):
     batches: int = 0
     events: int = 0
@@ -142,7 +139,6 @@ class Report(Struct):
     span_s: float
     counts: Counts
     rates: Rates
-    recent: Rates | None
     resident: list[Held]
     restored_blocks: int
     lives: Lives
@@ -162,8 +158,7 @@ class Statistics:
         self._last_ts: float | None = None
         self._received_s: dict[int, float] = {}
         self._lags: deque[float] = deque(maxlen=LAGS_KEPT)
-        self._least_lag_s: float | None = None
-        self._seconds: deque[tuple[int, Counts]] = deque()  # the last RECENT_S, by the second of receipt
+        self._least_lag_s = math.inf
 
     def received(self, socket: str, frames: Frames, at_s: float) -> None:
         if socket == "events" and len(frames) == 3:
@@ -172,29 +167,22 @@ class Statistics:
                 del self._received_s[next(iter(self._received_s))]
 
     def acted(self, action: Action, batch: EventBatch | None, changes: Iterable[Change], at_s: float) -> None:
-        from_stream = isinstance(action, Apply) and action.seq >= 0
-        ts = batch.ts if batch is not None and from_stream else None
-        if ts is not None and batch is not None and isinstance(action, Apply):
-            second = int(at_s)
-            if not self._seconds or self._seconds[-1][0] != second:
-                self._seconds.append((second, Counts()))
-                while self._seconds[0][0] < second - RECENT_S:
-                    self._seconds.popleft()
-            for counts in (self.counts, self._seconds[-1][1]):
-                counts.batches += 1
-                counts.events += len(batch.events)
-                for event in batch.events:
-                    if isinstance(event, BlockStored):
-                        counts.stored_blocks += len(event.block_hashes)
-                    elif isinstance(event, BlockRemoved):
-                        counts.removed_blocks += len(event.block_hashes)
-            self._first_ts = batch.ts if self._first_ts is None else min(self._first_ts, batch.ts)
-            self._last_ts = batch.ts if self._last_ts is None else max(self._last_ts, batch.ts)
+        ts = None
+        if batch is not None and isinstance(action, Apply) and action.seq >= 0:
+            ts = batch.ts
+            self.counts.batches += 1
+            self.counts.events += len(batch.events)
+            for event in batch.events:
+                if isinstance(event, BlockStored):
+                    self.counts.stored_blocks += len(event.block_hashes)
+                elif isinstance(event, BlockRemoved):
+                    self.counts.removed_blocks += len(event.block_hashes)
+            self._first_ts = min(ts, self._first_ts or ts)
+            self._last_ts = max(ts, self._last_ts or ts)
             received_s = self._received_s.pop(action.seq, None)
             if received_s is not None:
-                lag_s = received_s - ts
-                self._lags.append(lag_s)
-                self._least_lag_s = lag_s if self._least_lag_s is None else min(self._least_lag_s, lag_s)
+                self._lags.append(received_s - ts)
+                self._least_lag_s = min(self._lags[-1], self._least_lag_s)
         end_s = ts if ts is not None else self._last_ts or at_s
         for change in changes:
             if isinstance(change, Stored):
@@ -204,65 +192,42 @@ class Statistics:
             elif isinstance(change, Cleared):
                 self.lifetimes.cleared(end_s)
 
-    def report(self, view: CacheView, tree: Tree, now_s: float | None = None) -> Report:
-        """`now_s` is the wall clock of a live stream; None: the stream ended with its last batch."""
-        first, last = self._first_ts or 0.0, self._last_ts or 0.0
-        span_s = last - first
+    def report(self, view: CacheView, tree: Tree) -> Report:
+        lives, last, span_s = self.lifetimes, self._last_ts or 0.0, (self._last_ts or 0.0) - (self._first_ts or 0.0)
+        p10_s, p50_s, p90_s, p99_s = lives.quantiles(FRACTIONS, last)
         return Report(
             view.name,
             view.inexact,
             view.stream.last_seq,
             span_s,
             self.counts,
-            _rates(self.counts, span_s),
-            None if now_s is None else self._recent(now_s),
+            Rates(*(getattr(self.counts, field) / (span_s or math.inf) for field in Counts.__struct_fields__)),
             resident(tree, view.name),
-            self.lifetimes.restored,
-            self._lives(last),
-            self._lag_report(),
+            lives.restored,
+            Lives(p10_s, p50_s, p90_s, p99_s, lives.ended, lives.censored(), lives.without_start),
+            self._lag(),
             view.stream.stats,
             view.resolver.stats,
             view.resolver.orphan_blocks,
         )
 
-    def _lives(self, now_s: float) -> Lives:
-        lives = self.lifetimes
-        p10_s, p50_s, p90_s, p99_s = lives.quantiles(FRACTIONS, now_s)
-        return Lives(p10_s, p50_s, p90_s, p99_s, lives.ended, lives.censored(), lives.without_start)
-
-    def _lag_report(self) -> Lag | None:
-        least_s = self._least_lag_s
-        if least_s is None:
+    def _lag(self) -> Lag | None:
+        if not self._lags:
             return None
-        lags = sorted(self._lags)
-        note = None
+        lags, least_s, note = sorted(self._lags), self._least_lag_s, None
         if least_s < 0:
             note = f"clocks differ: a batch came {-least_s:.3g} s before it was sent"
         elif least_s > CLOCK_SLACK_S:
             note = f"never below {least_s:.3g} s: the clocks differ, or batches wait before they are sent"
         return Lag(lags[len(lags) // 2], lags[int(len(lags) * 0.99)], lags[-1], least_s, note)
 
-    def _recent(self, now_s: float) -> Rates:
-        total = Counts()
-        for second, counts in self._seconds:
-            if second >= now_s - RECENT_S:
-                for field in Counts.__struct_fields__:
-                    setattr(total, field, getattr(total, field) + getattr(counts, field))
-        began_s = self._seconds[0][0] if self._seconds else now_s
-        return _rates(total, min(RECENT_S, max(1.0, now_s - began_s)))
-
 
 def resident(tree: Tree, replica: str) -> list[Held]:
     """Blocks and tokens by medium."""
-    blocks: Counter[str] = Counter()
-    tokens: Counter[str] = Counter()
+    held: dict[str, Held] = {}
     for node in tree.nodes.values():
         for medium in {holder.medium for holder in node.held if holder.replica == replica}:
-            blocks[medium] += 1
-            tokens[medium] += node.tokens
-    return [Held(medium, blocks[medium], tokens[medium]) for medium in sorted(blocks)]
-
-
-def _rates(counts: Counts, span_s: float) -> Rates:
-    span_s = span_s or float("inf")
-    return Rates(*(getattr(counts, field) / span_s for field in Counts.__struct_fields__))
+            own = held.setdefault(medium, Held(medium, 0, 0))
+            own.blocks += 1
+            own.tokens += node.tokens
+    return [held[medium] for medium in sorted(held)]

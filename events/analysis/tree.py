@@ -4,10 +4,16 @@ A node is one block, named by its key. It stands in the tree while it or a desce
 removed block are kept, because they hit again when it returns. At the top are the namespaces (LoRA name, cache salt and
 block size: what the root key is made of), and detached nodes: blocks of which only the key is known, because a replica
 whose hashes are keys named them as a parent and never stored them (or, in a redacted recording, the root itself).
+
+A run is a chain of blocks in which each but the last has exactly one child and all have the same holders. A trunk is a
+run that is shared: more than one branch goes on below it.
 """
 
+import heapq
+import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from operator import attrgetter
 from typing import NamedTuple
 
 from events.blocks import TOKEN_BYTES, ExtraKey
@@ -222,12 +228,6 @@ def ancestors(node: Node) -> Iterator[Node]:
         above = above.parent
 
 
-def path(node: Node) -> list[Node]:
-    """The blocks from the top (left out) down to this one."""
-    blocks = list(ancestors(node))
-    return blocks[-2::-1]
-
-
 def subtree(top: Node) -> Iterator[Node]:
     """The node and all below it, parents before children, the first stored branch first."""
     pending = [top]
@@ -244,3 +244,125 @@ def _packed_blocks(event: BlockStored, blocks: int) -> list[bytes]:
     if len(packed) != stride * blocks:
         return [b""] * blocks
     return [packed[start : start + stride] for start in range(0, len(packed), stride)]
+
+
+class Run(NamedTuple):
+    nodes: list[Node]
+
+    @property
+    def first(self) -> Node:
+        return self.nodes[0]
+
+    @property
+    def last(self) -> Node:
+        return self.nodes[-1]
+
+    @property
+    def blocks(self) -> int:
+        return len(self.nodes)
+
+    @property
+    def tokens(self) -> int:
+        return sum(node.tokens for node in self.nodes)
+
+    @property
+    def packed(self) -> bytes:
+        return b"".join(node.packed for node in self.nodes)
+
+    @property
+    def held(self) -> tuple[Holder, ...]:
+        return self.nodes[0].held
+
+    @property
+    def extras(self) -> list[ExtraKey]:
+        """Images (id, offset in their block) and prompt embeddings that stand in the run."""
+        return [extra for node in self.nodes for extra in node.extras]
+
+
+class Size(NamedTuple):
+    """Blocks resident at and below a node, and how often that part of the tree was used."""
+
+    blocks: int
+    tokens: int
+    leaves: int
+    # Distinct continuations seen at or below the node, evicted ones included: 1 + its forks + those below it.
+    uses: int
+
+
+class Placed(NamedTuple):
+    """A run with the blocks and tokens of its prompt that stand before it."""
+
+    run: Run
+    blocks_before: int
+    tokens_before: int
+
+
+class HotPrefix(NamedTuple):
+    """A trunk, the length of the prefix that ends with it, and the prefill that sharing the trunk has saved.
+
+    saved tokens = (uses - 1) * tokens of the trunk: all continuations but the first found it in the cache. Counted by
+    trunk, not by prefix, so that nested trunks are not counted twice.
+    """
+
+    run: Run
+    prefix_tokens: int
+    uses: int
+    saved_tokens: int
+
+
+def run_from(first: Node) -> Run:
+    nodes = [first]
+    while len(nodes[-1].children) == 1:
+        [child] = nodes[-1].children.values()
+        if child.held != first.held:
+            break
+        nodes.append(child)
+    return Run(nodes)
+
+
+def runs_below(node: Node, sizes: dict[int, Size]) -> list[Run]:
+    """The runs that begin right below a node, the largest subtree first."""
+    children = sorted(node.children.values(), key=lambda child: sizes[child.key].tokens, reverse=True)
+    return [run_from(child) for child in children]
+
+
+def all_runs(tree: Tree) -> Iterator[Placed]:
+    """Every run of the tree, parents before children."""
+    pending = [(child, 0, 0) for top in tree.tops() for child in top.children.values()]
+    while pending:
+        node, blocks, tokens = pending.pop()
+        run = run_from(node)
+        yield Placed(run, blocks, tokens)
+        blocks, tokens = blocks + run.blocks, tokens + run.tokens
+        pending += [(child, blocks, tokens) for child in run.last.children.values()]
+
+
+def sizes(tree: Tree) -> dict[int, Size]:
+    """The size of every node's subtree by its key."""
+    found: dict[int, Size] = {}
+    for top in tree.tops():
+        for node in reversed(list(subtree(top))):
+            below = [found[key] for key in node.children]
+            own = bool(node.held)
+            found[node.key] = Size(
+                own + sum(size.blocks for size in below),
+                own * node.tokens + sum(size.tokens for size in below),
+                sum(size.leaves for size in below) if below else 1,
+                1 + node.forks + sum(size.uses - 1 for size in below),
+            )
+    return found
+
+
+def hottest_prefixes(tree: Tree, count: int) -> list[HotPrefix]:
+    """The trunks whose sharing has saved the most prefill so far."""
+    found = sizes(tree)
+    hot = (
+        HotPrefix(run, before + run.tokens, uses, (uses - 1) * run.tokens)
+        for run, _, before in all_runs(tree)
+        if (uses := found[run.first.key].uses) > 1
+    )
+    return heapq.nlargest(count, hot, key=attrgetter("saved_tokens"))
+
+
+def token_ids(packed: bytes) -> tuple[int, ...]:
+    return struct.unpack(f"<{len(packed) // TOKEN_BYTES}I", packed)

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-from msgspec import Struct
 
 from events.feed import Feed
 from events.messages import Frames
@@ -36,7 +35,6 @@ MARK = b"\xa5\x5aWR"
 HEAD_BYTES = len(MARK) + 8
 SOCKETS = ("events", "replay", "status", "snapshot")
 FLUSH_EVERY_S = 1.0
-RECORDS_PER_INDEX_ENTRY = 1024
 # A tick is marked after it has changed something: its deadlines must be over at the recorded time, rounding included.
 TICK_LATE_S = 1e-6
 
@@ -161,12 +159,18 @@ class Recorder:
         self.written_bytes += len(head) + len(body)
 
 
-class IndexEntry(Struct):
-    """A run of records: where it starts, and the latest time and, by source, the highest live sequence number in it."""
+class Moment(NamedTuple):
+    """A point of a recording: a time of day, seconds after its first message, or a sequence number."""
 
-    offset: int
-    time: float
-    seqs: dict[int, int]
+    time_s: float | None = None
+    after_s: float | None = None
+    seq: int | None = None
+
+    def within(self, recording: "Recording") -> "Moment":
+        """The same moment, by the recorder's clock if it is a time."""
+        if self.after_s is None:
+            return self
+        return Moment(self.after_s + next((record.time for record in recording.records()), 0.0))
 
 
 class Recording:
@@ -179,7 +183,6 @@ class Recording:
             self._data = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
         self.size = size
         self._damage: dict[int, Damage] = {}
-        self._index: list[IndexEntry] | None = None
         if self._data[: len(MAGIC)] != MAGIC:
             raise BadRecording(f"{self.path} is not a recording of warmroute (it starts with {self._data[:8]!r})")
         body = self._body(len(MAGIC))
@@ -195,82 +198,50 @@ class Recording:
     def damage(self) -> list[Damage]:
         return sorted(self._damage.values())
 
-    def records(self, start: int | None = None) -> Iterator[Record]:
-        """All records, or those from an offset that `find` gave."""
-        return (record for _, record in self.located(start))
+    def records(self, source: Source | None = None) -> Iterator[Record]:
+        """All records, or those of one source and of the recorder."""
+        number = None if source is None else [own.name for own in self.sources].index(source.name)
+        for _, record in self.located():
+            if number in (None, record.source) or record.kind == "session":
+                yield record
 
-    def located(self, start: int | None = None) -> Iterator[tuple[int, Record]]:
-        """Records with their offsets."""
+    def located(self) -> Iterator[tuple[int, Record]]:
+        """Records with the offsets at which they end."""
         decode = msgspec.msgpack.Decoder(Record).decode
-        offset = self._start if start is None else start
+        offset = self._start
         while offset < self.size:
-            body = self._body(offset)
             try:
-                record = None if body is None else decode(body)
+                if (body := self._body(offset)) is None:
+                    raise msgspec.DecodeError("the frame is not whole")
+                record = decode(body)
             except msgspec.DecodeError:
-                record = None
-            if record is None or body is None:
                 offset = self._skip(offset)
                 continue
-            yield offset, record
             offset += HEAD_BYTES + len(body)
-
-    def find(self, *, at_time: float | None = None, seq: int | None = None, source: int = 0) -> int:
-        """The offset of the first record that came at this time or later, or of the source's first live batch with this
-        sequence number or a higher one; the end of the file if there is none."""
-        for entry in self.index():
-            late = entry.time >= at_time if at_time is not None else entry.seqs.get(source, -1) >= (seq or 0)
-            if not late:
-                continue
-            for offset, record in self.located(entry.offset):
-                number = record.seq if record.source == source else None
-                if record.time >= at_time if at_time is not None else number is not None and number >= (seq or 0):
-                    return offset
-        return self.size
-
-    def index(self) -> list[IndexEntry]:
-        """A sparse index, made on first use by reading the file once (1 GB, a million records: about 2 s)."""
-        if self._index is None:
-            self._index = []
-            for number, (offset, record) in enumerate(self.located()):
-                if number % RECORDS_PER_INDEX_ENTRY == 0:
-                    self._index.append(IndexEntry(offset, record.time, {}))
-                entry = self._index[-1]
-                entry.time = max(entry.time, record.time)
-                if (seq := record.seq) is not None:
-                    entry.seqs[record.source] = max(entry.seqs.get(record.source, -1), seq)
-        return self._index
+            yield offset, record
 
     def end_of_last_record(self) -> int:
-        end = self._start
-        for offset, _ in self.located():
-            end = offset + HEAD_BYTES + int.from_bytes(self._data[offset + 4 : offset + 8], "little")
-        return end
+        return max((end for end, _ in self.located()), default=self._start)
 
     def replay_into(
         self,
         feed: Feed,
         source: Source,
-        *,
-        until_time: float | None = None,
-        until_seq: int | None = None,
+        until: Moment | None = None,
         on_record: Callable[[Record], None] | None = None,
     ) -> None:
         """Feed the frames that the recorder got, in the same order and at the recorded times.
 
-        Ends with the last record of `until_time`, or as soon as batch `until_seq` is applied. `on_record` is called
-        before each record of the source is fed.
+        `on_record` is called before each record of the source is fed.
         """
-        number = [other.name for other in self.sources].index(source.name)
-        for record in self.records():
-            if until_time is not None and record.time > until_time:
+        until = (until or Moment()).within(self)
+        for record in self.records(source):
+            if until.time_s is not None and record.time > until.time_s:
                 return
-            if record.source != number and record.kind != "session":
-                continue
             if on_record is not None:
                 on_record(record)
             feed_record(feed, record)
-            if until_seq is not None and feed.view.stream.last_seq >= until_seq:
+            if until.seq is not None and feed.view.stream.last_seq >= until.seq:
                 return
 
     def _body(self, offset: int) -> bytes | None:

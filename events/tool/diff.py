@@ -1,12 +1,15 @@
 """`warmroute events diff`: what two replicas, or two moments of one, share and what only one has."""
 
-import click
+from collections.abc import Mapping
+from typing import NamedTuple
 
-from events.analysis.compare import compare
-from events.analysis.tree import Tree
-from events.tool.comparison import show_comparison
+import click
+from rich.table import Table
+from rich.text import Text
+
+from events.analysis.tree import Node, Tree, media, run_from, subtree, token_ids
+from events.recording.recording import Moment
 from events.tool.options import (
-    Moment,
     MomentType,
     StreamOptions,
     json_option,
@@ -15,12 +18,13 @@ from events.tool.options import (
     timeout_option,
     tokenizer_option,
 )
-from events.tool.output import Output
+from events.tool.output import Output, count
 from events.tool.streams import Watch, load
-from events.tool.words import Decode
+from events.tool.words import Decode, content, place
 
-PARTS = 10
 EQUAL, DIFFERENT = 0, 1
+BOTH = "both"
+OTHER_MEDIA = "other media"
 
 
 @click.command()
@@ -31,7 +35,7 @@ EQUAL, DIFFERENT = 0, 1
 @click.option("--at-b", type=MomentType(), help="The moment of B.")
 @click.option("--replica-a", metavar="NAME", help="Which replica of A, if it holds several.")
 @click.option("--replica-b", metavar="NAME", help="Which replica of B.")
-@click.option("--top", default=PARTS, show_default=True, metavar="N", help="How many differing parts to list; 0: all.")
+@click.option("--top", default=10, show_default=True, metavar="N", help="How many differing parts to list; 0: all.")
 @tokenizer_option
 @timeout_option
 @json_option
@@ -76,3 +80,110 @@ def diff(
     found = compare(tree, "A", "B")
     show_comparison(output, found, {"A": opened[0].name, "B": opened[1].name}, decode, top)
     click.get_current_context().exit(EQUAL if found.equal else DIFFERENT)
+
+
+class Part(NamedTuple):
+    """A part of the tree that only one side has, or that the two have in different media, by its topmost block."""
+
+    top: Node
+    side: str
+    blocks: int
+    tokens: int
+
+
+class Comparison(NamedTuple):
+    shared_blocks: int
+    shared_tokens: int
+    parts: list[Part]  # the largest first
+
+    @property
+    def equal(self) -> bool:
+        return not self.parts
+
+    def blocks(self, side: str) -> int:
+        return sum(part.blocks for part in self.parts if part.side == side)
+
+    def tokens(self, side: str) -> int:
+        return sum(part.tokens for part in self.parts if part.side == side)
+
+
+def compare(tree: Tree, left: str, right: str) -> Comparison:
+    """Compare two replicas of one tree. Their engines' hashes may differ, since a tree names blocks by key."""
+    side_of: dict[int, str | None] = {}
+    part_of: dict[int, list[Node]] = {}
+    parts: list[list[Node]] = []
+    shared: list[Node] = []
+    for top in tree.tops():
+        for node in subtree(top):
+            side = side_of[node.key] = _side(node, left, right)
+            if side in (BOTH, OTHER_MEDIA):
+                shared.append(node)
+            if side in (BOTH, None):
+                continue
+            if node.parent is not None and side_of[node.parent.key] == side:
+                part_of[node.key] = part_of[node.parent.key]
+            else:
+                part_of[node.key] = []
+                parts.append(part_of[node.key])
+            part_of[node.key].append(node)
+    parts.sort(key=len, reverse=True)
+    differing = [Part(part[0], str(side_of[part[0].key]), len(part), sum(n.tokens for n in part)) for part in parts]
+    return Comparison(len(shared), sum(node.tokens for node in shared), differing)
+
+
+def _side(node: Node, left: str, right: str) -> str | None:
+    """Name the side that has the block: one of the two, both, both in different media, or none."""
+    on_left, on_right = media(node, left), media(node, right)
+    if on_left and on_right:
+        return BOTH if on_left == on_right else OTHER_MEDIA
+    return left if on_left else right if on_right else None
+
+
+def show_comparison(
+    output: Output, found: Comparison, names: Mapping[str, str], decode: Decode | None, top: int
+) -> None:
+    """`names` says what the two sides are; `top` is how many of the differing parts are listed (0: all)."""
+    sides = [*names, OTHER_MEDIA]
+    listed = found.parts[: top or None]
+    if output.json:
+        fields = {
+            side: {"name": names.get(side), "blocks": found.blocks(side), "tokens": found.tokens(side)}
+            for side in sides
+        }
+        shared = {"blocks": found.shared_blocks, "tokens": found.shared_tokens}
+        output.line({"kind": "summary", "equal": found.equal, "shared": shared, "only": fields})
+        for part in listed:
+            own = {
+                "side": part.side,
+                "blocks": part.blocks,
+                "tokens": part.tokens,
+                "key": f"{part.top.key:016x}",
+                "place": place(part.top),
+                "media": {side: media(part.top, side) for side in names},
+                "token_ids": token_ids(run_from(part.top).packed),
+            }
+            output.line({"kind": "part", **own})
+        return
+    table = grid()
+    for side, name in names.items():
+        table.add_row(side, Text(name))
+    table.add_row("shared", f"{count(found.shared_blocks, 'block')}, {count(found.shared_tokens, 'token')}")
+    labels = {side: side if side == OTHER_MEDIA else f"only {side}" for side in sides}
+    for side, label in labels.items():
+        if side != OTHER_MEDIA or found.blocks(side):
+            table.add_row(label, f"{count(found.blocks(side), 'block')}, {count(found.tokens(side), 'token')}")
+    for part in listed:
+        run = run_from(part.top)
+        where = f"{count(part.blocks, 'block')} from {place(part.top)}: "
+        table.add_row(labels[part.side], Text(where + content(run.packed, decode, run.extras)))
+    if len(listed) < len(found.parts):
+        table.add_row("…", Text(f"{count(len(found.parts) - len(listed), 'part')} more (--top)"))
+    output.console.print(table, soft_wrap=False)
+
+
+def grid() -> Table:
+    """Names at the left, one line of text for each at the right, cut at the width of the terminal."""
+    table = Table.grid(padding=(0, 2), expand=True)
+    table.add_column(no_wrap=True, style="dim", min_width=12)
+    table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+    return table

@@ -1,6 +1,7 @@
 """The options that several tools share, and what a FILE or ENDPOINT argument means."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import wraps
@@ -11,8 +12,7 @@ import click
 import msgspec
 from msgspec import Struct
 
-from events.analysis.trunks import load_tokenizer
-from events.recording.recording import BadRecording, Recording
+from events.recording.recording import BadRecording, Moment, Recording
 from events.sockets.curve import CurveClient, load_curve_client
 from events.source import Source
 from events.tool.replica_address import source_at
@@ -22,7 +22,6 @@ Command = Callable[..., Any]
 
 _ENDPOINT = re.compile(r"(?P<scheme>[a-z]*)://(?P<address>.*)", re.DOTALL)
 _HOST_PORT = re.compile(r"[\w.\-\[\]:]+:\d+")
-_CURVE_NEEDS_BOTH = "give both --curve-server, the engine's public key, and --curve-secret, your own secret key"
 
 
 class StreamOptions(Struct, frozen=True):
@@ -69,17 +68,6 @@ def stream_options(command: Command) -> Command:
     return collected
 
 
-class Moment(NamedTuple):
-    """A point of a recording: a time of day, seconds after its first message, or a sequence number; none: its end."""
-
-    time_s: float | None = None
-    after_s: float | None = None
-    seq: int | None = None
-
-
-END_OF_RECORDING = Moment()
-
-
 class MomentType(click.ParamType[Moment]):
     name = "MOMENT"
 
@@ -96,18 +84,28 @@ class MomentType(click.ParamType[Moment]):
             self.fail(f"{text!r} is not a moment; {how}", param, ctx)
 
 
-def _decoder(_: click.Context, __: click.Parameter, folder: str | None) -> Decode | None:
+def load_tokenizer(_: click.Context, __: click.Parameter, folder: str | None) -> Decode | None:
+    """The decoder of a model folder's `tokenizer.json` (or of that file); special tokens are shown."""
+    if folder is None:
+        return None
+    from tokenizers import Tokenizer  # slow to import, and only text needs it
+
+    file = Path(folder)
+    file = file / "tokenizer.json" if file.is_dir() else file
+    if not file.is_file():
+        raise click.UsageError(f"--tokenizer: {file} does not exist; name a folder with a tokenizer.json")
     try:
-        return None if folder is None else load_tokenizer(folder)
-    except ValueError as error:
-        raise click.UsageError(f"--tokenizer: {error}") from error
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises nothing more precise
+        raise click.UsageError(f"--tokenizer: {file} is not a tokenizer: {error}") from error
+    return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False))
 
 
 tokenizer_option = click.option(
     "--tokenizer",
     "decode",
     metavar="DIR",
-    callback=_decoder,
+    callback=load_tokenizer,
     help="Show text instead of token ids, by this folder's tokenizer.json.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
@@ -153,33 +151,28 @@ def open_target(argument: str, stream: StreamOptions) -> Target:
 
 def open_targets(arguments: Sequence[str], stream: StreamOptions) -> list[Target]:
     """Open every FILE and make a source of every ENDPOINT; raise a click error that names the wrong one."""
-    endpoints = [argument for argument in arguments if is_endpoint(argument) and not is_url(argument)]
-    for argument in arguments:
-        if is_endpoint(argument) and arguments.count(argument) > 1:
-            raise click.UsageError(f"{argument} appears twice")
-    if not any(map(is_endpoint, arguments)):
+    endpoints = [argument for argument in arguments if "://" in argument]
+    sockets = [endpoint for endpoint in endpoints if not endpoint.startswith(("http://", "https://"))]
+    if twice := [endpoint for endpoint, times in Counter(endpoints).items() if times > 1]:
+        raise click.UsageError(f"{twice[0]} appears twice")
+    if not endpoints:
         for option in ("replay", "status", "snapshot", "topic", "rank", "curve_server", "curve_secret"):
             if getattr(stream, option):
                 shown = option.replace("_", "-")
                 raise click.UsageError(f"--{shown} needs an ENDPOINT; a recording has its own sockets")
-    sources = iter([_source(endpoint, index, len(endpoints), stream) for index, endpoint in enumerate(endpoints)])
+    sources = {endpoint: _source(endpoint, index, len(sockets), stream) for index, endpoint in enumerate(sockets)}
     targets = []
     for argument in arguments:
-        if is_endpoint(argument):
-            source = _asked(argument, stream) if is_url(argument) else next(sources)
-            targets.append(Target(argument, [source.rank(rank) for rank in stream.rank] or [source]))
-        else:
+        if argument not in endpoints:
             targets.append(_open_file(argument, stream.model))
+            continue
+        if (source := sources.get(argument)) is None:  # the HTTP address of a replica, which says where its sockets are
+            source = source_at(argument)
+            source = msgspec.structs.replace(
+                source, topic=stream.topic or source.topic, model=stream.model or source.model, curve=_curve(stream)
+            )
+        targets.append(Target(argument, [source.rank(rank) for rank in stream.rank] or [source]))
     return targets
-
-
-def is_endpoint(argument: str) -> bool:
-    return "://" in argument
-
-
-def is_url(argument: str) -> bool:
-    """Return True for the HTTP address of a replica, which can be asked for its endpoints."""
-    return argument.startswith(("http://", "https://"))
 
 
 def checked_endpoint(value: str, option: str, *, bind: bool = False) -> str:
@@ -215,17 +208,10 @@ def _source(endpoint: str, index: int, count: int, stream: StreamOptions) -> Sou
     return Source(name, events, own("replay"), status, snapshot, stream.topic, stream.model, _curve(stream))
 
 
-def _asked(url: str, stream: StreamOptions) -> Source:
-    found = source_at(url)
-    return msgspec.structs.replace(
-        found, topic=stream.topic or found.topic, model=stream.model or found.model, curve=_curve(stream)
-    )
-
-
 def _curve(stream: StreamOptions) -> CurveClient | None:
     server, secret = stream.curve_server, stream.curve_secret
     if (server is None) != (secret is None):
-        raise click.UsageError(_CURVE_NEEDS_BOTH)
+        raise click.UsageError("give both --curve-server, the engine's public key, and --curve-secret, your own")
     try:
         return load_curve_client(server, secret) if server is not None and secret is not None else None
     except ValueError as error:

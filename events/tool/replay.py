@@ -1,21 +1,27 @@
-"""`warmroute events replay`."""
+"""`warmroute events replay`: publishes a recorded stream again, with its topics, sequence numbers and bytes."""
 
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 import click
+import msgspec
 import zmq
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from msgspec import Struct, field
 
-from events.publisher import is_local
-from events.recording.player import Player, PlayerConfig
-from events.recording.recording import Recording
-from events.source import Source
-from events.tool.options import Moment, MomentType, StreamOptions, checked_endpoint, json_option, open_target
-from events.tool.output import Output, count, plain
+from events.feed import Feed
+from events.publisher import END_OF_REPLAY, is_local
+from events.recording.recording import Moment, Recording, feed_record
+from events.source import Record, Source
+from events.stream.actions import Action, Apply, Replay, Reset, Snapshot
+from events.tool.options import MomentType, StreamOptions, checked_endpoint, json_option, open_target
+from events.tool.output import Output, count
+from events.view import CacheView, Request
+
+SUBSCRIBED = b"\x01"
+REPLAY_BATCHES = 10_000
+POLL_S = 0.02
 
 
 def _speed(_: click.Context, __: click.Parameter, value: str) -> float | None:
@@ -34,8 +40,6 @@ def _speed(_: click.Context, __: click.Parameter, value: str) -> float | None:
 @click.argument("file")
 @click.option("--bind", required=True, metavar="ENDPOINT", help="Where to publish the events.")
 @click.option("--replay-bind", metavar="ENDPOINT", help="Where to answer replay requests.")
-@click.option("--status-bind", metavar="ENDPOINT", help="Where to publish the recorded status (warmroute replicas).")
-@click.option("--snapshot-bind", metavar="ENDPOINT", help="Where to answer snapshot requests (hashes that are keys).")
 @click.option("--source", "name", metavar="NAME", help="Which source, if the recording has several.")
 @click.option(
     "--speed", callback=_speed, default="1", show_default=True, metavar="N|max", help="N times as fast as recorded."
@@ -44,7 +48,6 @@ def _speed(_: click.Context, __: click.Parameter, value: str) -> float | None:
     "--from", "start", type=MomentType(), help="Where to begin: 1234 (a batch), +12.5 (seconds) or an ISO time."
 )
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Wait for the first subscriber.")
-@click.option("--loop", is_flag=True, help="Start over at the end, until Ctrl-C; subscribers see a restart.")
 @click.option(
     "--stay",
     type=click.FloatRange(min=0),
@@ -58,21 +61,17 @@ def replay(
     file: str,
     bind: str,
     replay_bind: str | None,
-    status_bind: str | None,
-    snapshot_bind: str | None,
     name: str | None,
     speed: float | None,
     start: Moment | None,
     wait: bool,
-    loop: bool,
     stay: float,
     as_json: bool,
 ) -> None:
     """Publish a recording again, with the original topics, sequence numbers and bytes.
 
     Use it to test a consumer against yesterday's incident: gaps are gaps again, and the replay socket has what the
-    recorder got. Batches before --from are not published, but can be replayed. With --snapshot-bind a recording of a
-    warmroute replica, or a redacted one, answers snapshot requests.
+    recorder got. Batches before --from are not published, but can be replayed.
 
     \b
     Examples:
@@ -86,86 +85,208 @@ def replay(
     if recording is None:
         raise click.UsageError(f"{file} is an endpoint; replay publishes a recording")
     source = opened.chosen(name, "--source")
-    binds = {
-        "--bind": bind,
-        "--replay-bind": replay_bind,
-        "--status-bind": status_bind,
-        "--snapshot-bind": snapshot_bind,
-    }
-    for option, endpoint in binds.items():
+    for option, endpoint in {"--bind": bind, "--replay-bind": replay_bind}.items():
         if endpoint is not None:
             checked_endpoint(endpoint, option, bind=True)
             if not is_local(endpoint) and not recording.header.redacted:
                 output.note(f"{endpoint} can be read by anyone who reaches it, and the recording holds prompts")
-    offset = _offset(recording, source, start) if start else 0
-    try:
-        player = Player(recording, source, PlayerConfig(bind, replay_bind, status_bind, snapshot_bind, speed))
-    except zmq.ZMQError as error:
-        raise click.ClickException(str(error)) from error
-    for damage in recording.damage:
-        output.note(f"{opened.name}: {damage}")
-    with player:
-        finished = _play(player, offset, wait, loop, stay, output)
-        _report(player, finished, output)
-
-
-def _play(player: Player, offset: int, wait: bool, loop: bool, stay: float, output: Output) -> bool:
-    """Play to the end (True), or until Ctrl-C or SIGTERM (False)."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        output.note(f"publishing at {', '.join(player.endpoints)}")
-        if wait:
-            output.note("waiting for a subscriber (--no-wait begins at once)")
-            player.wait_for_subscriber()
-        while True:
-            with _progress(player, output) as progress:
-                player.play(offset, progress)
-            if not loop:
-                break
-        player.stay(stay)
-    except KeyboardInterrupt:
-        return False
-    return True
-
-
-def _report(player: Player, finished: bool, output: Output) -> None:
+        with Player(recording, source, bind, replay_bind, speed=speed, start=start) as player:
+            for damage in recording.damage:
+                output.note(f"{opened.name}: {damage}")
+            output.note(f"publishing at {', '.join(player.endpoints)}")
+            finished = True
+            try:
+                if wait:
+                    output.note("waiting for a subscriber (--no-wait begins at once)")
+                    player.wait_for_subscriber()
+                player.play()
+                player.stay(stay)
+            except KeyboardInterrupt:
+                finished = False
+    except zmq.ZMQError as error:
+        raise click.ClickException(str(error)) from error
     if output.json:
-        output.line({"finished": finished, **plain(player.stats)})
+        output.line({"finished": finished, **msgspec.structs.asdict(player.stats)})
         return
-    stats = player.stats
+    published, replays = count(player.stats.batches, "batch"), count(player.stats.replays, "replay")
     end = "the end of the recording" if finished else "stopped"
-    output.show(
-        f"{end}: {count(stats.batches, 'batch')} published, {count(stats.replays, 'replay')} and "
-        f"{count(stats.snapshots, 'snapshot')} answered"
-    )
+    output.show(f"{end}: {published} published, {replays} answered")
 
 
-@contextmanager
-def _progress(player: Player, output: Output) -> Iterator[Callable[[], None] | None]:
-    if output.json:
-        yield None
-        return
-    columns = (BarColumn(), TextColumn("{task.completed:,} of {task.total:,} batches"), TimeRemainingColumn())
-    with Progress(*columns, console=output.console, transient=True) as bar:
-        task = bar.add_task("", total=player.batches)
-        shown_s = 0.0
-
-        def progress() -> None:
-            nonlocal shown_s
-            if time.monotonic() - shown_s > 0.1:
-                shown_s = time.monotonic()
-                bar.update(task, completed=player.position)
-
-        yield progress
+class PlayerStats(Struct):
+    batches: int = 0
+    payload_bytes: int = 0
+    replays: int = 0
 
 
-def _offset(recording: Recording, source: Source, start: Moment) -> int:
-    """The offset in the file that a `--from` points to."""
-    if start.seq is not None:
-        found = recording.find(seq=start.seq, source=recording.sources.index(source))
-    else:
-        after_s = recording.header.created + start.after_s if start.after_s is not None else None
-        found = recording.find(at_time=start.time_s if after_s is None else after_s)
-    if found >= recording.size:
-        raise click.UsageError("--from is after the end of the recording")
-    return found
+class Incarnation(Struct):
+    """One incarnation of the recorded publisher: its first live batch, and the batches that came by replay."""
+
+    first: int | None = None
+    replayed: dict[int, bytes] = field(default_factory=dict)
+
+
+class Incarnations(CacheView):
+    """The recorded stream put in order, as the recorder did it, without a resolver."""
+
+    def __init__(self, source: Source) -> None:
+        super().__init__(source.name, source.stream())
+        self.all = [Incarnation()]
+        self._feed = Feed(self)
+        self._kind = ""
+
+    def take(self, record: Record) -> Incarnation:
+        """Return the incarnation that sent this record."""
+        self._kind = record.kind
+        feed_record(self._feed, record)
+        latest = self.all[-1]
+        if latest.first is None:
+            latest.first = record.seq
+        return latest
+
+    def perform(self, actions: Iterable[Action]) -> list[Request]:
+        requests: list[Request] = []
+        for action in actions:
+            if isinstance(action, Apply) and self._kind == "replay":
+                self.all[-1].replayed[action.seq] = action.payload
+            elif isinstance(action, Reset) and action.reason != "snapshot":
+                self.all.append(Incarnation())
+            elif isinstance(action, Replay | Snapshot):
+                requests.append(action)
+        return requests
+
+
+class Player:
+    """Publishes a recording. Use as a context manager; KeyboardInterrupt may end any of its methods.
+
+    The replay socket answers from the batches before the current one that the recording holds: those that came live,
+    and those that the recorder itself had to ask for. So a gap in the recording is a gap again, and can be repaired as
+    far as it could be then. Where the publisher restarted, the replay buffer starts empty, as it did then.
+    """
+
+    def __init__(
+        self,
+        recording: Recording,
+        source: Source,
+        events: str,
+        replay: str | None = None,
+        *,
+        speed: float | None = 1.0,
+        start: Moment | None = None,
+    ) -> None:
+        """Bind the endpoints; port 0 takes a free one. `speed`: None is as fast as the subscribers can read."""
+        self.stats = PlayerStats()
+        self._recording = recording
+        self._source = source
+        self._speed = speed
+        order = Incarnations(source)
+        self._current, self._next, self._topic = order.all[0], 0, b""
+        self._sent_by: list[Incarnation] = []  # for each record
+        self._short = False  # vLLM before 0.26 replies without a topic frame
+        self._first: int | None = None  # the position of the first record to publish
+        begin = (start or Moment()).within(recording)
+        for record in recording.records(source):
+            number = -1 if record.seq is None else record.seq
+            if self._first is None and number >= (begin.seq or -1) and record.time >= (begin.time_s or 0.0):
+                self._first = len(self._sent_by)
+            self._sent_by.append(order.take(record))
+            self._short = self._short or (record.kind == "replay" and len(record.frames) == 3)
+        if start is not None and self._first is None:
+            raise click.UsageError("--from is after the end of the recording")
+        self._published: dict[int, bytes] = {}
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._sockets: list[zmq.Socket[bytes]] = []
+        try:
+            self._events = self._bind(zmq.XPUB, events)  # it sees who subscribes
+            self._events.setsockopt(zmq.XPUB_NODROP, speed is None)
+            self._replay = self._bind(zmq.ROUTER, replay) if replay else None
+        except zmq.ZMQError:
+            self._context.destroy(linger=0)
+            raise
+        self.endpoints = [socket.getsockopt_string(zmq.LAST_ENDPOINT) for socket in self._sockets]
+
+    def __enter__(self) -> "Player":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for socket in self._sockets:
+            socket.close()
+        self._context.term()
+
+    def wait_for_subscriber(self) -> None:
+        while True:
+            while self._events.poll(0):
+                if self._events.recv().startswith(SUBSCRIBED):
+                    return
+            self._serve(POLL_S)
+
+    def play(self) -> None:
+        """Publish everything from the start on; earlier batches are for the replay socket only."""
+        began: tuple[float, float] | None = None  # by the recorder's clock, and by ours
+        for position, record in enumerate(self._recording.records(self._source)):
+            live, incarnation = position >= (self._first or 0), self._sent_by[position]
+            if live and self._speed is not None:
+                began = began or (record.time, time.monotonic())
+                self.stay(began[1] + (record.time - began[0]) / self._speed - time.monotonic())
+            if incarnation is not self._current:
+                self._current, self._next, self._published = incarnation, 0, {}
+            if record.kind != "events":
+                continue
+            if record.seq is not None:  # whoever has the batch may ask for it at once
+                self._topic, self._next = record.frames[0], record.seq + 1
+                self._published.setdefault(record.seq, record.frames[2])
+                if len(self._published) > REPLAY_BATCHES:
+                    del self._published[next(iter(self._published))]
+            if live:
+                self._send(record.frames)
+                self.stats.batches += 1
+                self.stats.payload_bytes += len(record.frames[-1])
+
+    def stay(self, seconds: float) -> None:
+        """Keep answering requests."""
+        end_s = time.monotonic() + seconds
+        while (left_s := end_s - time.monotonic()) > 0:
+            self._serve(min(left_s, POLL_S))
+
+    def _bind(self, kind: int, endpoint: str) -> "zmq.Socket[bytes]":
+        socket: zmq.Socket[bytes] = self._context.socket(kind)
+        self._sockets.append(socket)
+        socket.sndhwm = 0 if kind == zmq.ROUTER else 100_000
+        socket.linger = 2000
+        try:
+            socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            raise zmq.ZMQError(error.errno, f"cannot bind {endpoint}: {zmq.strerror(error.errno or 0)}") from error
+        return socket
+
+    def _send(self, frames: list[bytes]) -> None:
+        while True:
+            try:
+                self._events.send_multipart(frames, zmq.NOBLOCK)
+            except zmq.Again:  # it goes at full speed, until the slowest subscriber has read
+                self._serve(POLL_S)
+            else:
+                self._serve(0)
+                return
+
+    def _serve(self, wait_s: float) -> None:
+        if self._replay is None:
+            time.sleep(wait_s)
+        elif self._replay.poll(round(wait_s * 1000)):
+            identity, *request = self._replay.recv_multipart()
+            if len(request) == 2 and request[0] == b"" and len(request[1]) <= 8:
+                self._answer(self._replay, identity, int.from_bytes(request[1], "big"))
+
+    def _answer(self, socket: "zmq.Socket[bytes]", identity: bytes, start: int) -> None:
+        self.stats.replays += 1
+        first = self._current.first
+        # Batches that never came live had been published by then.
+        before = 2**64 if first is None else max(first, self._next)
+        known = {seq: p for seq, p in self._current.replayed.items() if seq < before} | self._published
+        topic = [] if self._short else [self._topic]
+        for seq in sorted(known)[-REPLAY_BATCHES:]:
+            if seq >= start:
+                socket.send_multipart([identity, b"", *topic, seq.to_bytes(8, "big"), known[seq]])
+        socket.send_multipart([identity, b"", *(END_OF_REPLAY[1:] if self._short else END_OF_REPLAY)])

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any
 
 import click
 from rich.console import Console, Group
@@ -11,10 +10,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from events.analysis.statistics import Rates, Report
-from events.analysis.tree import ancestors
-from events.analysis.trunks import hottest_prefixes, longest_chains, token_ids
-from events.tool.comparison import grid
+from events.analysis.statistics import Report
+from events.analysis.tree import ancestors, hottest_prefixes, token_ids
+from events.tool.diff import grid
 from events.tool.options import (
     StreamOptions,
     for_option,
@@ -36,7 +34,7 @@ REST_FACTOR = 10
 @click.argument("targets", metavar="FILE|ENDPOINT...", nargs=-1, required=True)
 @stream_options
 @for_option
-@click.option("--top", default=3, show_default=True, metavar="N", help="How many chains and hot prefixes to list.")
+@click.option("--top", default=3, show_default=True, metavar="N", help="How many hot prefixes to list.")
 @tokenizer_option
 @json_option
 def stat(
@@ -62,18 +60,14 @@ def stat(
       warmroute events stat tcp://10.0.0.7:5557 tcp://10.0.0.8:5557 --for 60 --json
     """
     output = Output(as_json)
-    shown = Shown(output, top, decode)
     watched = [Watch(target, source) for target in open_targets(targets, stream) for source in target.sources]
     live = played(watched, output.note)
     if recorded := [watch for watch in watched if watch.target.recording is not None]:
-        shown.show(recorded)
-    if live:
-        _follow(live, shown, for_s)
-
-
-def _follow(live: Sequence[Watch], shown: "Shown", for_s: float | None) -> None:
+        show(output, recorded, top, decode)
+    if not live:
+        return
+    drawn = None if as_json else Live(console=Console(highlight=False), auto_refresh=False)
     due_s = 0.0
-    drawn = None if shown.output.json else Live(console=Console(highlight=False), auto_refresh=False)
 
     def refresh() -> None:
         nonlocal due_s
@@ -81,9 +75,9 @@ def _follow(live: Sequence[Watch], shown: "Shown", for_s: float | None) -> None:
         if started_s < due_s:
             return
         if drawn is None:
-            shown.show(live, time.time())
+            show(output, live, top, decode)
         else:
-            drawn.update(shown.drawing(live, time.time()), refresh=True)
+            drawn.update(Group(*(part for watch in live for part in drawing(watch, top, decode))), refresh=True)
         due_s = started_s + REST_FACTOR * (time.monotonic() - started_s)
 
     with drawn or nullcontext():
@@ -92,144 +86,89 @@ def _follow(live: Sequence[Watch], shown: "Shown", for_s: float | None) -> None:
         refresh()
 
 
-class Shown:
-    """Reports on the screen, or as JSON lines."""
-
-    def __init__(self, output: Output, top: int, decode: Decode | None) -> None:
-        self.output = output
-        self._top = top
-        self._decode = decode
-
-    def show(self, watched: Sequence[Watch], now_s: float | None = None) -> None:
-        if self.output.json:
-            for watch in watched:
-                self.output.line(self._fields(watch, now_s))
-        else:
-            self.output.console.print(self.drawing(watched, now_s), soft_wrap=False)
-
-    def drawing(self, watched: Sequence[Watch], now_s: float | None = None) -> Group:
-        return Group(*(part for watch in watched for part in self._parts(watch, now_s)))
-
-    def _fields(self, watch: Watch, now_s: float | None) -> dict[str, Any]:
-        report = watch.statistics.report(watch.view, watch.tree, now_s)
-        chains = longest_chains(watch.tree, self._top)
-        hot = hottest_prefixes(watch.tree, self._top)
-        return {
-            **plain(report),
-            "longest_chains": [{"key": f"{c.leaf.key:016x}", "blocks": c.blocks, "tokens": c.tokens} for c in chains],
-            "hottest_prefixes": [
-                {
-                    "key": f"{prefix.run.last.key:016x}",
-                    "prefix_tokens": prefix.prefix_tokens,
-                    "trunk_tokens": prefix.run.tokens,
-                    "trunk_token_ids": token_ids(prefix.run.packed),
-                    "uses": prefix.uses,
-                    "saved_tokens": prefix.saved_tokens,
-                }
-                for prefix in hot
-            ],
-        }
-
-    def _parts(self, watch: Watch, now_s: float | None) -> list[Text | Table]:
-        report = watch.statistics.report(watch.view, watch.tree, now_s)
-        title = Text(report.replica, style="bold", no_wrap=True, overflow="ellipsis")
-        exact = "exact" if report.inexact is None else f"inexact: {report.inexact}"
-        title.append(f"  {exact}", style="green" if report.inexact is None else "yellow")
-        table = grid()
-        for name, text in [*_rows(report), *self._prefix_rows(watch)]:
-            table.add_row(name, Text(text))
-        return [title, table]
-
-    def _prefix_rows(self, watch: Watch) -> list[tuple[str, str]]:
-        rows = [
-            (
-                "long chain",
-                f"{count(chain.tokens, 'token')} in {count(chain.blocks, 'block')}, ends {chain.leaf.key:016x}",
-            )
-            for chain in longest_chains(watch.tree, self._top)
+def show(output: Output, watched: Sequence[Watch], top: int, decode: Decode | None) -> None:
+    for watch in watched:
+        if not output.json:
+            for part in drawing(watch, top, decode):
+                output.console.print(part, soft_wrap=False)
+            continue
+        hot = [
+            {
+                "key": f"{prefix.run.last.key:016x}",
+                "prefix_tokens": prefix.prefix_tokens,
+                "trunk_tokens": prefix.run.tokens,
+                "trunk_token_ids": token_ids(prefix.run.packed),
+                "uses": prefix.uses,
+                "saved_tokens": prefix.saved_tokens,
+            }
+            for prefix in hottest_prefixes(watch.tree, top)
         ]
-        for prefix in hottest_prefixes(watch.tree, self._top):
-            *_, top = ancestors(prefix.run.first)
-            within = [f"{prefix.prefix_tokens:,} long", *(restrictions(top.namespace) if top.namespace else [])]
-            text = content(prefix.run.packed, self._decode, prefix.run.extras)
-            saved = f"saved {count(prefix.saved_tokens, 'token')} in {prefix.uses:,} uses"
-            rows.append(("hot prefix", f"{saved}, {', '.join(within)}: {text}"))
-        return rows
+        output.line({**plain(watch.statistics.report(watch.view, watch.tree)), "hottest_prefixes": hot})
+
+
+def drawing(watch: Watch, top: int, decode: Decode | None) -> tuple[Text, Table]:
+    report = watch.statistics.report(watch.view, watch.tree)
+    title = Text(report.replica, style="bold", no_wrap=True, overflow="ellipsis")
+    exact = "exact" if report.inexact is None else f"inexact: {report.inexact}"
+    title.append(f"  {exact}", style="green" if report.inexact is None else "yellow")
+    table = grid()
+    for name, text in _rows(report):
+        table.add_row(name, Text(text))
+    for prefix in hottest_prefixes(watch.tree, top):
+        *_, root = ancestors(prefix.run.first)
+        within = [f"{prefix.prefix_tokens:,} long", *(restrictions(root.namespace) if root.namespace else [])]
+        text = content(prefix.run.packed, decode, prefix.run.extras)
+        saved = f"saved {count(prefix.saved_tokens, 'token')} in {prefix.uses:,} uses"
+        table.add_row("hot prefix", Text(f"{saved}, {', '.join(within)}: {text}"))
+    return title, table
 
 
 def _rows(report: Report) -> list[tuple[str, str]]:
-    counts = report.counts
-    resident = [
-        f"{held.medium} {count(held.blocks, 'block')}, {count(held.tokens, 'token')}" for held in report.resident
-    ]
+    counts, rates, lives, lag = report.counts, report.rates, report.lives, report.lag
+    stream, resolver = report.stream, report.resolver
+    resident = [f"{at.medium} {count(at.blocks, 'block')}, {count(at.tokens, 'token')}" for at in report.resident]
+    held = sum(at.blocks for at in report.resident)
+    churn = f"{number(100 * rates.removed_blocks / held)} % of the cache per second" if held else "-"
     rows = [
         ("stream", f"{count(counts.batches, 'batch')}, last {report.last_seq}, in {seconds(report.span_s)}"),
-        ("rate", _rates(report.rates)),
-    ]
-    if report.recent is not None:
-        rows.append(("last 10 s", _rates(report.recent)))
-    rows += [
+        (
+            "rate",
+            f"{number(rates.batches)} batches/s, {number(rates.events)} events/s; "
+            f"blocks: {number(rates.stored_blocks)}/s stored, {number(rates.removed_blocks)}/s removed",
+        ),
         ("resident", "; ".join(resident) or "nothing"),
         ("stored", f"{count(counts.stored_blocks, 'block')}; {count(counts.removed_blocks, 'block')} removed"),
-        ("churn", _churn(report)),
-        *_lives(report),
-        *_losses(report),
+        ("churn", f"{churn}; {count(report.restored_blocks, 'block')} came back"),
     ]
-    if report.lag is not None:
-        lag = report.lag
-        rows.append(("lag", f"p50 {seconds(lag.p50_s)}, p99 {seconds(lag.p99_s)}, most {seconds(lag.most_s)}"))
-        if lag.note:
-            rows.append(("", lag.note))
-    return rows
-
-
-def _rates(rates: Rates) -> str:
-    return (
-        f"{number(rates.batches)} batches/s, {number(rates.events)} events/s; "
-        f"blocks: {number(rates.stored_blocks)}/s stored, {number(rates.removed_blocks)}/s removed"
-    )
-
-
-def _churn(report: Report) -> str:
-    held = sum(held.blocks for held in report.resident)
-    share = f"{number(100 * report.rates.removed_blocks / held)} % of the cache per second" if held else "-"
-    return f"{share}; {count(report.restored_blocks, 'block')} came back"
-
-
-def _lives(report: Report) -> list[tuple[str, str]]:
-    lives = report.lives
-    known = f"{lives.evicted:,} evicted; {lives.censored:,} not, counted as censored"
-    if not lives.evicted:
-        return [("lifetime", known)]
-    quantiles = ((10, lives.p10_s), (50, lives.p50_s), (90, lives.p90_s), (99, lives.p99_s))
-    return [("lifetime", ", ".join(f"p{percent} {seconds(age)}" for percent, age in quantiles)), ("", known)]
-
-
-def _losses(report: Report) -> list[tuple[str, str]]:
-    stream, resolver = report.stream, report.resolver
+    if lives.evicted:
+        ages = {"p10": lives.p10_s, "p50": lives.p50_s, "p90": lives.p90_s, "p99": lives.p99_s}
+        rows.append(("lifetime", ", ".join(f"{name} {seconds(age)}" for name, age in ages.items())))
     gaps = f"{count(stream.gaps, 'gap')} of {count(stream.missing_batches, 'batch')}"
-    repairs = f"{count(stream.replays, 'replay')}, {count(stream.snapshots, 'snapshot')} asked"
-    rows = [
-        ("gaps", f"{gaps}, {stream.lost_batches:,} lost for good; {repairs}"),
+    asked = f"{count(stream.replays, 'replay')}, {count(stream.snapshots, 'snapshot')} asked"
+    again = f"{count(resolver.duplicate_blocks, 'block')} stored while resident"
+    waiting = f"{count(report.orphans_waiting, 'block')} waiting; {count(resolver.orphans_resolved, 'event')}"
+    rows += [
         (
-            "duplicates",
-            f"{count(stream.duplicates, 'batch')}; {count(resolver.duplicate_blocks, 'block')} stored while resident",
+            "" if lives.evicted else "lifetime",
+            f"{lives.evicted:,} evicted; {lives.censored:,} not, counted as censored",
         ),
-        (
-            "orphans",
-            f"{count(report.orphans_waiting, 'block')} waiting; {count(resolver.orphans_resolved, 'event')} "
-            f"named later, {resolver.orphans_dropped:,} dropped",
-        ),
+        ("gaps", f"{gaps}, {stream.lost_batches:,} lost for good; {asked}"),
+        ("duplicates", f"{count(stream.duplicates, 'batch')}; {again}"),
+        ("orphans", f"{waiting} named later, {resolver.orphans_dropped:,} dropped"),
     ]
     if stream.restarts or stream.reconnects:
         rows.append(("restarts", f"{stream.restarts:,}; {count(stream.reconnects, 'reconnect')}"))
-    odd = [
-        (resolver.unpaired_blocks, "without matching tokens"),
-        (resolver.removed_unknown, "removals of unknown blocks"),
-        (resolver.unknown_events, "events of unknown type"),
-        (resolver.rejected_events, "unreadable events"),
-        (stream.digest_mismatches, "digests that differed"),
-    ]
-    if found := [f"{many:,} {what}" for many, what in odd if many]:
-        rows.append(("not usable", ", ".join(found)))
+    odd = {
+        "without matching tokens": resolver.unpaired_blocks,
+        "removals of unknown blocks": resolver.removed_unknown,
+        "events of unknown type": resolver.unknown_events,
+        "unreadable events": resolver.rejected_events,
+        "digests that differed": stream.digest_mismatches,
+    }
+    if any(odd.values()):
+        rows.append(("not usable", ", ".join(f"{many:,} {what}" for what, many in odd.items() if many)))
+    if lag is not None:
+        rows.append(("lag", f"p50 {seconds(lag.p50_s)}, p99 {seconds(lag.p99_s)}, most {seconds(lag.most_s)}"))
+        if lag.note:
+            rows.append(("", lag.note))
     return rows

@@ -6,8 +6,8 @@ A tool is a fold over them: a kind of `Stream` that hears of each message and of
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import click
@@ -17,11 +17,11 @@ from events.analysis.tree import Tree
 from events.cache.changes import Change
 from events.feed import Feed
 from events.messages import EventBatch, Frames
-from events.recording.recording import Recording
+from events.recording.recording import Moment, Recording
 from events.source import Record, Source
 from events.stream.actions import Action
 from events.subscriber import Subscriber
-from events.tool.options import END_OF_RECORDING, Moment, Target
+from events.tool.options import Target
 from events.view import CacheView
 
 NOTICE_AFTER_S = 3.0
@@ -43,24 +43,23 @@ class Stream:
         self.target = target
         self.source = source
         self.at_s = 0.0  # the wall clock at the last message
-        self._changes: list[Change] = []
+        self.is_reached = False  # its event socket has been connected
+        changes: list[Change] = []
+
+        def acted(action: Action, batch: EventBatch | None) -> None:
+            made = changes.copy()
+            changes.clear()
+            self.acted(action, batch, made)
+
         self.view = view_type(
-            name or source.name,
-            source.stream(),
-            source.resolver(),
-            on_change=self._changes.append,
-            on_action=self._acted,
+            name or source.name, source.stream(), source.resolver(), on_change=changes.append, on_action=acted
         )
 
-    # ---- what a tool overrides
-
     def received(self, kind: str, frames: Frames) -> None:
-        """A message, or a mark without frames, before it is acted on."""
+        """For the tool: a message, or a mark without frames, before it is acted on."""
 
     def acted(self, action: Action, batch: EventBatch | None, changes: Sequence[Change]) -> None:
-        """After the view has acted on a message: what it did, and the keys that changed."""
-
-    # ---- where it comes from
+        """For the tool: the view has acted on a message, and these keys changed."""
 
     @property
     def recording(self) -> Recording:
@@ -73,27 +72,19 @@ class Stream:
         stream = self.view.stream
         return self.view.inexact is None or (stream.next_seq is not None and not stream.repairing)
 
-    def play(self, moment: Moment = END_OF_RECORDING) -> None:
+    def play(self, moment: Moment | None) -> None:
         """Take the state of the recording at a moment."""
-        until_time = moment.time_s
-        if moment.after_s is not None:
-            until_time = moment.after_s + next((record.time for record in self.recording.records()), 0.0)
-        self.recording.replay_into(
-            Feed(self.view), self.source, until_time=until_time, until_seq=moment.seq, on_record=self._recorded
-        )
+
+        def on_record(record: Record) -> None:
+            self.at_s = record.time
+            self.received(record.kind, record.frames)
+
+        self.recording.replay_into(Feed(self.view), self.source, moment, on_record)
 
     def tap(self, kind: str, frames: Frames) -> None:
         self.at_s = time.time()
+        self.is_reached = self.is_reached or kind == "connected"
         self.received(kind, frames)
-
-    def _recorded(self, record: Record) -> None:
-        self.at_s = record.time
-        self.received(record.kind, record.frames)
-
-    def _acted(self, action: Action, batch: EventBatch | None) -> None:
-        changes = self._changes.copy()
-        self._changes.clear()
-        self.acted(action, batch, changes)
 
 
 class Watch(Stream):
@@ -130,7 +121,7 @@ def played(
     streams, live, damage = list(streams), [], {}
     for stream, moment in zip(streams, moments or [None] * len(streams), strict=True):
         if stream.target.recording is not None:
-            stream.play(moment or END_OF_RECORDING)
+            stream.play(moment)
             damage[stream.target.name] = stream.target.recording.damage
         elif moment is not None:
             raise click.UsageError(f"{stream.target.name} is live; only a recording has moments to choose")
@@ -154,7 +145,7 @@ def load(
 
 
 def follow(
-    streams: Sequence[Stream],
+    streams: Iterable[Stream],
     *,
     until: Callable[[], bool] = lambda: False,
     limit_s: float | None = None,
@@ -167,47 +158,39 @@ def follow(
     """
 
     async def run() -> bool:
-        async with Following(every, every_s) as following:
+        async with following(every, every_s) as followed:
             for stream in streams:
-                following.add(stream)
-            return await following.until(until, limit_s)
+                followed.add(stream)
+            return await followed.until(until, limit_s)
 
     return asyncio.run(run())
+
+
+@asynccontextmanager
+async def following(every: Callable[[], None] = lambda: None, every_s: float = 0.25) -> AsyncIterator["Following"]:
+    async with Subscriber() as subscriber:
+        yield Following(subscriber, every, every_s)
 
 
 class Following:
     """Live streams that are followed; more may be added."""
 
-    def __init__(self, every: Callable[[], None] = lambda: None, every_s: float = LOOK_EVERY_S) -> None:
+    def __init__(self, subscriber: Subscriber, every: Callable[[], None], every_s: float) -> None:
+        self.subscriber = subscriber
         self._every = every
         self._every_s = every_s
-        self._subscriber = Subscriber()
-        self._sources: list[Source] = []
-        self._connected: set[str] = set()
+        self._unheard: list[Stream] = []
         self._stopped = False
         self._failure: BaseException | None = None
         self._started_s = self._called_s = time.monotonic()
-
-    async def __aenter__(self) -> "Following":
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._failed)
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._subscriber.close()
 
     def add(self, stream: Stream) -> None:
-        def tap(kind: str, frames: Frames) -> None:
-            if kind == "connected":
-                self._connected.add(stream.source.name)
-            stream.tap(kind, frames)
-
-        self._sources.append(stream.source)
-        self._subscriber.add(stream.source, stream.view, tap=tap)
+        self._unheard.append(stream)
+        self.subscriber.add(stream.source, stream.view, tap=stream.tap)
 
     async def until(self, condition: Callable[[], bool], limit_s: float | None = None) -> bool:
         """Wait until it is true; False: the time is over, or Ctrl-C came first."""
@@ -227,7 +210,11 @@ class Following:
             if limit_s is not None and now_s - began_s >= limit_s:
                 return False
             if now_s - self._started_s >= NOTICE_AFTER_S:
-                self._notice_silence()
+                for source in (stream.source for stream in self._unheard if not stream.is_reached):
+                    keys = ", and do the keys fit" if source.curve is not None else ""
+                    started = f"did you start the engine with KV events{keys}?"
+                    click.echo(f"nothing answers at {source.events}; {started}", err=True)
+                self._unheard.clear()
 
     def _stop(self) -> None:
         self._stopped = True
@@ -239,12 +226,3 @@ class Following:
             self._failure = self._failure or error
         else:
             loop.default_exception_handler(context)
-
-    def _notice_silence(self) -> None:
-        """Say once which sources have not been reached."""
-        for source in self._sources:
-            if source.name not in self._connected:
-                keys = ", and do the keys fit" if source.curve is not None else ""
-                started = f"did you start the engine with KV events{keys}?"
-                click.echo(f"nothing answers at {source.events}; {started}", err=True)
-        self._sources.clear()

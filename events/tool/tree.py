@@ -7,10 +7,9 @@ import click
 import rich.tree
 from rich.text import Text
 
-from events.analysis.tree import Node, Tree
-from events.analysis.trunks import Run, all_runs, runs_below, sizes, token_ids
+from events.analysis.tree import Node, Run, Tree, all_runs, runs_below, sizes, token_ids
+from events.recording.recording import Moment
 from events.tool.options import (
-    Moment,
     MomentType,
     StreamOptions,
     json_option,
@@ -21,7 +20,7 @@ from events.tool.options import (
 )
 from events.tool.output import Output, count, plain
 from events.tool.streams import Watch, load
-from events.tool.words import Decode, content, namespace_name
+from events.tool.words import Decode, content, restrictions
 
 DEPTH = 4
 BRANCHES = 8
@@ -112,7 +111,8 @@ class Drawing:
         held = f"  {self._below([top])}"
         if top.namespace is None:
             return _line((f"detached below {top.key:016x}", "yellow"), (held, "dim"))
-        return _line((namespace_name(top.namespace), "cyan"), (held, "dim"))
+        name = [*restrictions(top.namespace), f"blocks of {top.namespace.block_size}"]
+        return _line((", ".join(name), "cyan"), (held, "dim"))
 
     def _run_line(self, run: Run) -> Text:
         where = self._where(run)

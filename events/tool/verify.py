@@ -1,26 +1,19 @@
 """`warmroute events verify`: does the tree built from the stream equal what the replica itself says it holds?"""
 
 import asyncio
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import click
 import msgspec
-from rich.table import Table
 from rich.text import Text
 
-from events.analysis.compare import Comparison, compare
 from events.analysis.tree import Tree
 from events.cache.pool import Digest
-from events.feed import Feed
-from events.messages import Frames
-from events.native import SnapshotHeader, decode_snapshot_header
-from events.source import Record, Source
+from events.source import Source
 from events.stream.actions import Action, Compare
-from events.tool.comparison import grid, show_comparison
+from events.tool.diff import Comparison, compare, grid, show_comparison
 from events.tool.options import (
-    Moment,
     StreamOptions,
     Target,
     for_option,
@@ -30,7 +23,7 @@ from events.tool.options import (
     timeout_option,
 )
 from events.tool.output import Output, count
-from events.tool.streams import CannotTell, Following, Watch, played
+from events.tool.streams import CannotTell, Watch, following, played
 from events.view import CacheView, Request
 
 FOR_S = 5.0
@@ -68,7 +61,7 @@ def verify(target: str, stream: StreamOptions, for_s: float | None, top: int, ti
         if opened.recording is not None:
             result = _recorded(opened, source, output)
         else:
-            result = asyncio.run(Verification(opened, source, for_s or FOR_S, timeout_s).run())
+            result = asyncio.run(_live(opened, source, for_s or FOR_S, timeout_s))
         show(output, source.name, result, top)
         equal = equal and result.equal
     click.get_current_context().exit(EQUAL if equal else DIFFERENT)
@@ -78,7 +71,6 @@ class Wrong(NamedTuple):
     """A digest that was not ours."""
 
     seq: int
-    at_s: float
     ours: Digest
     theirs: Digest
 
@@ -89,7 +81,6 @@ class Witness(CacheView):
     compared = 0
     differed = 0
     wrong: tuple[Wrong, ...] = ()  # the first of them
-    clock: Callable[[], float] = staticmethod(time.time)
 
     def perform(self, actions: Iterable[Action]) -> list[Request]:
         return super().perform(self._without_digests(actions))
@@ -101,11 +92,10 @@ class Witness(CacheView):
                 continue
             self.compared += 1
             ours = self.resolver.digest()
-            if ours == action.digest:
-                continue
-            self.differed += 1
-            if self.differed <= WRONG_KEPT:
-                self.wrong = (*self.wrong, Wrong(self.stream.last_seq, self.clock(), ours, action.digest))
+            if ours != action.digest:
+                self.differed += 1
+                if self.differed <= WRONG_KEPT:
+                    self.wrong = (*self.wrong, Wrong(self.stream.last_seq, ours, action.digest))
 
 
 class Result(NamedTuple):
@@ -119,155 +109,80 @@ class Result(NamedTuple):
         return not self.digests.differed and (self.comparison is None or self.comparison.equal)
 
 
-# ---- live
+async def _live(target: Target, source: Source, for_s: float, timeout_s: float) -> Result:
+    """Follow the stream for a while, and ask the replica anew: a second subscription, of the same stream."""
+    name, tree = source.name, Tree()
+    if not source.native and source.replay is None:
+        raise CannotTell(f"{name}: nobody to ask; give --snapshot, or --replay for other engines")
+    stream = Watch(target, source, name=STREAM, tree=tree, view_type=Witness)
+    again = msgspec.structs.replace(source, name=f"{name} again", status=None)
+    replica = Watch(target, again, name=REPLICA, tree=tree)
+    witness, told, timeout = stream.view, replica.view.stream, f"within {timeout_s:g} s (--timeout)"
+    assert isinstance(witness, Witness)
 
+    def met() -> bool:
+        """The replica has answered, and both are at the same batch."""
+        if told.next_seq is None or not replica.settled:
+            return False
+        return replica.view.inexact is not None or told.next_seq == witness.stream.next_seq
 
-class Looking(Watch):
-    """A watch that has `look` called before each message, when everything before it has been carried out."""
-
-    look: Callable[[], None]
-
-    def received(self, kind: str, frames: Frames) -> None:
-        self.look()
-        super().received(kind, frames)
-
-
-class Verification:
-    """The stream followed for a while, and the replica asked anew: a second subscription, of the same stream."""
-
-    def __init__(self, target: Target, source: Source, for_s: float, timeout_s: float) -> None:
-        if not source.native and source.replay is None:
-            raise CannotTell(f"{source.name}: nobody to ask; give --snapshot, or --replay for other engines")
-        self._for_s = for_s
-        self._timeout_s = timeout_s
-        self._tree = Tree()
-        self._stream = Looking(target, source, name=STREAM, tree=self._tree, view_type=Witness)
-        assert isinstance(self._stream.view, Witness)
-        self._witness = self._stream.view
-        again = msgspec.structs.replace(source, name=f"{source.name} again", status=None)
-        self._replica = Looking(target, again, name=REPLICA, tree=self._tree)
-        self._stream.look = self._replica.look = self._look
-        self._result: Result | None = None
-
-    async def run(self) -> Result:
-        name, witness = self._stream.source.name, self._witness
-        async with Following(self._look) as following:
-            following.add(self._stream)
-            if not await following.until(lambda: self._stream.settled, self._timeout_s):
-                raise CannotTell(f"{name}: nothing came within {self._timeout_s:g} s (--timeout)")
-            await following.until(lambda: False, self._for_s)
-            following.add(self._replica)
-            if not await following.until(lambda: self._result is not None, self._timeout_s):
-                raise CannotTell(self._why_not())
-            if self._stream.source.status is not None:
-                await following.until(lambda: witness.compared > 0, self._timeout_s)
-        assert self._result is not None
-        return self._result
-
-    def _look(self) -> None:
-        """Compare as soon as both are at the same batch."""
-        stream, replica = self._stream.view, self._replica.view
-        if self._result is not None or replica.stream.next_seq is None or not self._replica.settled:
-            return
-        if replica.inexact is not None:
-            name = self._stream.source.name
-            raise CannotTell(f"{name}: what the replica says of itself is inexact: {replica.inexact}")
-        if replica.stream.next_seq == stream.stream.next_seq:
-            comparison = compare(self._tree, STREAM, REPLICA)
-            self._result = Result(stream.stream.last_seq, stream.resolver.resident_blocks(), self._witness, comparison)
-
-    def _why_not(self) -> str:
-        stream, replica = self._stream.view.stream, self._replica.view.stream
-        if replica.next_seq is None:
-            return f"{self._stream.source.name}: the replica did not answer within {self._timeout_s:g} s (--timeout)"
-        return (
-            f"{self._stream.source.name}: the stream is at batch {stream.last_seq} and the replica at "
-            f"{replica.last_seq}; they did not meet within {self._timeout_s:g} s (--timeout)"
-        )
-
-
-# ---- from a recording
+    async with following() as followed:
+        followed.add(stream)
+        if not await followed.until(lambda: stream.settled, timeout_s):
+            raise CannotTell(f"{name}: nothing came {timeout}")
+        await followed.until(lambda: False, for_s)
+        followed.add(replica)
+        if not await followed.until(met, timeout_s):
+            if told.next_seq is None:
+                raise CannotTell(f"{name}: the replica did not answer {timeout}")
+            at = f"the stream is at batch {witness.stream.last_seq} and the replica at {told.last_seq}"
+            raise CannotTell(f"{name}: {at}; they did not meet {timeout}")
+        if replica.view.inexact is not None:
+            raise CannotTell(f"{name}: what the replica says of itself is inexact: {replica.view.inexact}")
+        comparison = compare(tree, STREAM, REPLICA)
+        result = Result(told.last_seq, witness.resolver.resident_blocks(), witness, comparison)
+        if source.status is not None:
+            await followed.until(lambda: witness.compared > 0, timeout_s)
+    return result
 
 
 def _recorded(target: Target, source: Source, output: Output) -> Result:
     watch = Watch(target, source, name=STREAM, view_type=Witness)
     witness = watch.view
     assert isinstance(witness, Witness)
-    witness.clock = lambda: watch.at_s
     played([watch], output.note)
     if not witness.compared:
         raise CannotTell(f"{source.name}: no digest in {target.name}; record a warmroute replica, with --status")
-    comparison = _next_snapshot(target, source, witness.wrong[0].at_s) if witness.wrong else None
-    return Result(witness.stream.last_seq, witness.resolver.resident_blocks(), witness, comparison)
-
-
-def _next_snapshot(target: Target, source: Source, after_s: float) -> Comparison | None:
-    """The difference to the first snapshot in the recording that came after this time."""
-    assert target.recording is not None
-    number = target.recording.sources.index(source)
-    records = target.recording.records(target.recording.find(at_time=after_s))
-    for header, payloads in snapshots(record for record in records if record.source == number):
-        tree = Tree()
-        stream = Watch(target, source, name=STREAM, tree=tree, view_type=Witness)
-        stream.play(Moment(seq=header.seq))
-        replica = Watch(target, source, name=REPLICA, tree=tree)
-        feed = Feed(replica.view)
-        feed.connected(0.0)
-        replica.view.perform(replica.view.stream.snapshot(header.incarnation, header.seq, payloads, 0.0))
-        return compare(tree, STREAM, REPLICA) if stream.view.stream.last_seq == header.seq else None
-    return None
-
-
-def snapshots(records: Iterable[Record]) -> Iterator[tuple[SnapshotHeader, list[bytes]]]:
-    """The whole snapshots among the records."""
-    header: SnapshotHeader | None = None
-    payloads: list[bytes] = []
-    for record in records:
-        if record.kind != "snapshot" or len(record.frames) != 2:
-            continue
-        try:
-            header, payloads = decode_snapshot_header(record.frames[1]), []
-        except msgspec.DecodeError:  # msgspec.ValidationError is one
-            payloads.append(record.frames[1])
-        if header is not None and len(payloads) == header.batches:
-            yield header, payloads
-            header = None
-
-
-# ---- what is shown
+    return Result(witness.stream.last_seq, witness.resolver.resident_blocks(), witness, None)
 
 
 def show(output: Output, name: str, result: Result, top: int) -> None:
+    digests = result.digests
     if output.json:
-        digests_wrong = [
-            {"seq": one.seq, "stream": one.ours._asdict(), "replica": one.theirs._asdict()}
-            for one in result.digests.wrong
+        wrong = [
+            {"seq": each.seq, "stream": each.ours._asdict(), "replica": each.theirs._asdict()} for each in digests.wrong
         ]
         fields = {
             "seq": result.seq,
             "blocks": result.blocks,
-            "digests_compared": result.digests.compared,
-            "digests_differed": result.digests.differed,
+            "digests_compared": digests.compared,
+            "digests_differed": digests.differed,
+            "digests_wrong": wrong,
         }
-        output.line(
-            {"kind": "verify", "replica": name, "equal": result.equal, **fields, "digests_wrong": digests_wrong}
-        )
+        output.line({"kind": "verify", "replica": name, "equal": result.equal, **fields})
     else:
-        output.console.print(_table(name, result), soft_wrap=False)
+        verdict = Text("equal", style="green") if result.equal else Text("DIFFERENT", style="bold red")
+        table = grid()
+        table.add_row("replica", Text.assemble((name, "bold"), "  ", verdict))
+        table.add_row("held", f"{count(result.blocks, 'block')} at batch {result.seq}, by the stream")
+        table.add_row("digests", f"{digests.compared:,} compared, {digests.differed:,} wrong")
+        for each in digests.wrong[:3]:
+            both = f"{_digest(each.ours)} by the stream, {_digest(each.theirs)} by itself"
+            table.add_row("", f"batch {each.seq}: {both}")
+        output.console.print(table, soft_wrap=False)
     if result.comparison is not None and not result.comparison.equal:
         names = {STREAM: "the tree built from it; blocks only here are surplus", REPLICA: "the replica itself"}
         show_comparison(output, result.comparison, names, None, top)
-
-
-def _table(name: str, result: Result) -> Table:
-    verdict = Text("equal", style="green") if result.equal else Text("DIFFERENT", style="bold red")
-    table = grid()
-    table.add_row("replica", Text.assemble((name, "bold"), "  ", verdict))
-    table.add_row("held", f"{count(result.blocks, 'block')} at batch {result.seq}, by the stream")
-    table.add_row("digests", f"{result.digests.compared:,} compared, {result.digests.differed:,} wrong")
-    for wrong in result.digests.wrong[:3]:
-        table.add_row("", f"batch {wrong.seq}: {_digest(wrong.ours)} by the stream, {_digest(wrong.theirs)} by itself")
-    return table
 
 
 def _digest(digest: Digest) -> str:

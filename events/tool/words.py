@@ -3,8 +3,7 @@
 from collections.abc import Callable, Sequence
 from unicodedata import category
 
-from events.analysis.tree import Namespace, Node, ancestors
-from events.analysis.trunks import token_ids
+from events.analysis.tree import Namespace, Node, ancestors, token_ids
 from events.blocks import ExtraKey
 
 Decode = Callable[[list[int]], str]
@@ -30,29 +29,21 @@ def number(value: float) -> str:
 
 
 def content(packed: bytes, decode: Decode | None, extras: Sequence[ExtraKey] = ()) -> str:
-    """The beginning of a run in one line: its text if there is a tokenizer, else its token ids; then its images."""
+    """The beginning of a run in one line: its text if there is a tokenizer, else its token ids; then its images.
+
+    An image is written `image cat…@3`: the id, cut, and where it begins, counted from the start of its block.
+    """
     ids = list(token_ids(packed[: 4 * TOKENS_SHOWN]))
     if decode is not None:
-        shown = quoted(decode(ids))
+        shown = [quoted(decode(ids))]
     else:
-        shown = f"[{' '.join(map(str, ids[:12]))}{' …' if len(packed) > 48 else ''}]" if ids else "(tokens unknown)"
-    return " ".join([shown, *images(extras)])
-
-
-def images(extras: Sequence[ExtraKey]) -> list[str]:
-    """`image cat…@3`: the id, cut, and where it begins, counted from the start of its block."""
-    found = []
+        shown = [f"[{' '.join(map(str, ids[:12]))}{' …' if len(packed) > 48 else ''}]" if ids else "(tokens unknown)"]
     for extra in extras[:3]:
         if isinstance(extra, bytes):
-            found.append(f"embedding {extra.hex()[:8]}")
+            shown.append(f"embedding {extra.hex()[:8]}")
         else:
-            found.append(f"image {printable(extra[0][:12])}@{extra[1]}")
-    return [*found, f"and {len(extras) - 3} more"] if len(extras) > 3 else found
-
-
-def namespace_name(namespace: Namespace) -> str:
-    """`salt "x", LoRA "y", blocks of 16`."""
-    return ", ".join([*restrictions(namespace), f"blocks of {namespace.block_size}"])
+            shown.append(f"image {printable(extra[0][:12])}@{extra[1]}")
+    return " ".join([*shown, f"and {len(extras) - 3} more"] if len(extras) > 3 else shown)
 
 
 def restrictions(namespace: Namespace) -> list[str]:

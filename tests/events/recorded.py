@@ -9,7 +9,7 @@ from events.cache.groups import Layout
 from events.feed import Feed
 from events.messages import BlockRemoved, BlockStored, EventBatch, Hash, KnownEvent, encode_batch
 from events.publisher import END_OF_REPLAY
-from events.recording.recording import Recorder, Recording, feed_record, redacted_copy
+from events.recording.recording import Moment, Recorder, Recording, feed_record, redacted_copy
 from events.source import Record, Source
 from events.stream.actions import Replay
 from events.view import CacheView, Request
@@ -168,5 +168,5 @@ def replay_into_view(
 ) -> CacheView:
     """The replica's cache as the recorder knew it at a moment, or at the end."""
     view = next(own for own in recording.sources if own.name == source.name).view()
-    recording.replay_into(Feed(view), source, until_time=until_time, until_seq=until_seq)
+    recording.replay_into(Feed(view), source, Moment(until_time, seq=until_seq))
     return view

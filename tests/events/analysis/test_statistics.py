@@ -105,16 +105,6 @@ def test_rates_are_over_the_time_of_the_stream() -> None:
     assert report.lives.p50_s == close(2)
 
 
-def test_recent_rates_forget_what_is_long_ago() -> None:
-    followed = Followed()
-    followed.batch(0.0, stored(1))
-    followed.batch(100.0, stored(2, 3))
-    assert followed.statistics.report(followed.view, followed.tree, 104.0).recent is not None
-    recent = followed.statistics.report(followed.view, followed.tree, 104.0).recent
-    assert recent is not None
-    assert recent.stored_blocks == 0.5
-
-
 @pytest.mark.parametrize(
     ("delays", "note"),
     [([0.25, 0.3], None), ([0.1, -2.0], "clocks differ: a batch came 2 s before"), ([7.0, 9.0], "never below 7 s")],

@@ -10,12 +10,23 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from events.analysis.compare import OTHER_MEDIA, compare
-from events.analysis.tree import Holder, Namespace, Node, Tree, media, path
-from events.analysis.trunks import hottest_prefixes, longest_chains, run_from, runs_below, sizes, token_ids
+from events.analysis.tree import (
+    Holder,
+    Namespace,
+    Node,
+    Tree,
+    ancestors,
+    hottest_prefixes,
+    media,
+    run_from,
+    runs_below,
+    sizes,
+    token_ids,
+)
 from events.blocks import block_keys, pack_tokens, root_key
 from events.cache.resolver import Resolver
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Event, Hash
+from events.tool.diff import OTHER_MEDIA, compare
 
 SIZE = 2
 Path = tuple[int, ...]  # block i of a prompt is the tokens (path[i], path[i])
@@ -58,6 +69,11 @@ def tokens_of(prompt: Path) -> list[int]:
 
 def node_of(tree: Tree, prompt: Path, salt: str | None = None) -> Node:
     return tree.nodes[block_keys(tokens_of(prompt), SIZE, root_key("", None, salt, SIZE))[-1]]
+
+
+def path(node: Node) -> list[Node]:
+    """The blocks from the top (left out) down to this one."""
+    return list(ancestors(node))[-2::-1]
 
 
 def nested(node: Node) -> dict[bytes, Any]:
@@ -297,12 +313,6 @@ def test_a_run_ends_where_the_prompts_part_and_where_the_holders_change(tree: Tr
     assert [run.blocks for run in runs_below(trunk.last, sizes(tree))] == [2, 1]
 
 
-def test_longest_chains_are_whole_prompts(tree: Tree) -> None:
-    cache = Cache(tree)
-    cache.store((1, 2, 3), (1, 2, 4, 5, 6), (2,))
-    assert [(chain.blocks, chain.tokens) for chain in longest_chains(tree, 2)] == [(5, 10), (3, 6)]
-
-
 def test_the_hottest_prefix_is_the_one_whose_sharing_saved_most(tree: Tree) -> None:
     cache = Cache(tree)
     cache.store((1, 2, 3, 4), (1, 2, 3, 5), (1, 2, 3, 6), (7, 8), (7, 9))
@@ -324,7 +334,6 @@ def test_a_deep_chain_needs_no_recursion(tree: Tree) -> None:
     cache = Cache(tree)
     hashes: list[Hash] = list(range(1, 20_001))
     cache.apply(BlockStored(hashes, None, [1] * (20_000 * SIZE), SIZE, None, "GPU", None))
-    assert longest_chains(tree, 1)[0].blocks == 20_000
     tree.check({"foreign": cache.resolver})
     cache.apply(AllBlocksCleared())
     assert not tree.nodes

@@ -37,7 +37,8 @@ def write(path: Path, written: list[Record], **options: Any) -> None:
 
 def offsets(path: Path) -> list[int]:
     """Offset of each record, and the end of the file."""
-    return [*(offset for offset, _ in Recording(path).located()), path.stat().st_size]
+    ends = [end for end, _ in Recording(path).located()]
+    return [Recording(path)._start, *ends]
 
 
 @given(st.lists(records, max_size=30))
@@ -208,35 +209,6 @@ def test_a_tap_records_times_that_never_run_backwards(tmp_path: Path, monkeypatc
     first, second = Recording(tmp_path / "a.wre").records()
     assert first.kind == "connected"
     assert second.time >= first.time > 1e9
-
-
-# ---- seeking
-
-
-@pytest.fixture
-def indexed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recording:
-    """Many entries in the index; the publisher restarts at record 60."""
-    monkeypatch.setattr("events.recording.recording.RECORDS_PER_INDEX_ENTRY", 7)
-    seqs = [*range(100, 160), *range(40)]
-    frames = [[TOPIC, seq.to_bytes(8, "big"), b""] for seq in seqs]
-    write(tmp_path / "a.wre", [Record(10.0 + n, 0, "events", frames[n]) for n in range(100)])
-    recording = Recording(tmp_path / "a.wre")
-    assert len(recording.index()) == 15
-    return recording
-
-
-@pytest.mark.parametrize(("at_time", "first"), [(0.0, 10.0), (10.0, 10.0), (16.5, 17.0), (50.0, 50.0), (109.0, 109.0)])
-def test_a_moment_is_found(indexed: Recording, at_time: float, first: float) -> None:
-    assert next(indexed.records(indexed.find(at_time=at_time))).time == first
-
-
-@pytest.mark.parametrize(("seq", "found"), [(0, 100), (100, 100), (106, 106), (107, 107), (159, 159)])
-def test_a_batch_is_found(indexed: Recording, seq: int, found: int) -> None:
-    assert next(indexed.records(indexed.find(seq=seq))).seq == found
-
-
-def test_what_is_not_there_is_found_at_the_end(indexed: Recording) -> None:
-    assert indexed.find(at_time=109.1) == indexed.find(seq=160) == indexed.find(seq=1, source=1) == indexed.size
 
 
 # ---- the view

@@ -118,15 +118,12 @@ def test_the_digests_in_a_recording_are_compared(tmp_path: Path) -> None:
     assert ran.lines[0]["digests_compared"] > 1
 
 
-def test_a_wrong_digest_in_a_recording_is_explained_by_the_next_snapshot(tmp_path: Path) -> None:
+def test_a_wrong_digest_in_a_recording_is_found(tmp_path: Path) -> None:
     with replica() as engine, reporting(engine), forgetting(engine, prompt(1, 2)):
         engine.store(prompt(1, 2))
         record(engine, tmp_path / "r")
     ran = run("verify", str(tmp_path / "r"))
-    assert ran.status == 1
-    verdict, _, part = ran.lines
-    assert verdict["digests_wrong"]
-    assert (part["side"], part["place"]) == ("stream", "block 1")
+    assert (ran.status, bool(ran.lines[0]["digests_wrong"])) == (1, True)
 
 
 def test_a_recording_without_digests_proves_nothing(tmp_path: Path) -> None:
