@@ -24,8 +24,7 @@ class Kubernetes(Struct, frozen=True):
     pods: str | None = None  # those with these labels
     pool: str | None = None  # those of this InferencePool
     objectives: bool = False  # the pool's objectives set requests' classes
-    rewrites: bool = False  # the pool's rewrites rename models
-    group: str = EXTENSION  # the API group of both resources
+    group: str = EXTENSION  # the API group of objectives
 
 
 class RouterConfig(Struct, frozen=True, kw_only=True):

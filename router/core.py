@@ -78,10 +78,7 @@ class Router:
         self.held = Budget(HELD_BYTES)
         self.loop = asyncio.get_running_loop()
         self.now_s = self.loop.time
-        awaits_rewrites = config.model_rewrites_file is not None or (
-            config.kubernetes is not None and config.kubernetes.rewrites
-        )
-        self.lifecycle = Lifecycle(members, feeds, self.now_s, awaits_rewrites)
+        self.lifecycle = Lifecycle(members, feeds, self.now_s, config.model_rewrites_file is not None)
         self._attempts: dict[Attempt, None] = {}  # their order is that of sending
         self._threads = ThreadPoolExecutor(THREADS, "tokenize")
         self._waiting_bytes = 0

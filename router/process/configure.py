@@ -110,11 +110,8 @@ def _check_kubernetes(values: Mapping[str, Any]) -> None:
         if values[key] and not given:
             *options, last = map(_option, KUBERNETES)
             raise Unusable(f"{_option(key)} is of no use alone; give {', '.join(options)} or {last} too")
-    for key in ("kubernetes_objectives", "kubernetes_rewrites"):
-        if values[key] and not values["kubernetes_pool"]:
-            raise Unusable(f"{_option(key)} are those of a pool; give --kubernetes-pool too")
-    if values["kubernetes_rewrites"] and values["model_rewrites"]:
-        raise Unusable("--kubernetes-rewrites and --model-rewrites would both name models; give one of them")
+    if values["kubernetes_objectives"] and not values["kubernetes_pool"]:
+        raise Unusable("--kubernetes-objectives are those of a pool; give --kubernetes-pool too")
 
 
 def _check_files(values: Mapping[str, Any]) -> None:
@@ -146,8 +143,7 @@ def _kubernetes(values: Mapping[str, Any]) -> Kubernetes | None:
         if pool is not None:
             check_name(pool)
         cluster = in_cluster(os.environ, namespace) if api is None else Cluster(api, namespace or "default")
-    objectives, rewrites = (bool(values[key]) for key in ("kubernetes_objectives", "kubernetes_rewrites"))
-    return Kubernetes(cluster, service, pods, pool, objectives, rewrites, values["kubernetes_group"])
+    return Kubernetes(cluster, service, pods, pool, bool(values["kubernetes_objectives"]), values["kubernetes_group"])
 
 
 def _model_dirs(texts: Sequence[str]) -> dict[str, str]:

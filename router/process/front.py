@@ -27,7 +27,7 @@ from router.members.counts import counts_of
 from router.members.discovery.desired import CombinedDiscovery, Discovery, StaticReplicas
 from router.members.discovery.kubernetes import KubernetesWatch, PoolDiscovery
 from router.members.discovery.pods import pods_of
-from router.members.discovery.pool import Objective, objectives_of, rewrites_of, rules_of
+from router.members.discovery.pool import Objective, objectives_of
 from router.members.discovery.registry import RegistryDiscovery
 from router.members.discovery.slices import slices_of
 from router.members.feeds import Feeds
@@ -148,19 +148,14 @@ class Front:
             self._tasks.append(asyncio.create_task(self._watched_keys.run(self.router.admission.use)))
         if self._watched_rewrites is not None:
             self._tasks.append(asyncio.create_task(self._watched_rewrites.run(self._use_rewrites)))
-        if (kubernetes := self.config.kubernetes) is not None and kubernetes.pool is not None:
-            of_pool = kubernetes.cluster.namespace, kubernetes.pool, kubernetes.group
-            if (priorities := self.router.priorities) is not None:
+        kubernetes, priorities = self.config.kubernetes, self.router.priorities
+        if kubernetes is not None and kubernetes.pool is not None and priorities is not None:
 
-                def use(found: Mapping[str, Objective]) -> None:
-                    priorities.of = {name: objective.priority for name, objective in found.items()}
+            def use(found: Mapping[str, Objective]) -> None:
+                priorities.of = {name: objective.priority for name, objective in found.items()}
 
-                self._tasks.append(
-                    asyncio.create_task(KubernetesWatch(kubernetes.cluster, objectives_of(*of_pool)).run(use))
-                )
-            if kubernetes.rewrites:
-                rewrites, apply = rewrites_of(*of_pool), lambda found: self._use_rewrites(rules_of(found.values()))
-                self._tasks.append(asyncio.create_task(KubernetesWatch(kubernetes.cluster, rewrites).run(apply)))
+            objectives = objectives_of(kubernetes.cluster.namespace, kubernetes.pool, kubernetes.group)
+            self._tasks.append(asyncio.create_task(KubernetesWatch(kubernetes.cluster, objectives).run(use)))
         await self.router.ledger.save()  # this reads the day's use before this start
         self._tasks.append(asyncio.create_task(self.router.ledger.run()))
         if self.links is not None:

@@ -70,10 +70,7 @@ SETTINGS: dict[str, list[Setting]] = {
         kubernetes_objectives=_row(
             click.BOOL, "Give each request a class by the priority of the pool's InferenceObjective that it names."
         ),
-        kubernetes_rewrites=_row(click.BOOL, "Serve models under other names by the pool's InferenceModelRewrites."),
-        kubernetes_group=_key(
-            click.Choice(GROUPS), "The API group of objectives and rewrites.", default=EXTENSION, metavar="GROUP"
-        ),
+        kubernetes_group=_key(click.Choice(GROUPS), "The API group of objectives.", default=EXTENSION, metavar="GROUP"),
         kubernetes_namespace=_row(
             TEXT, "Namespace of the service, the pods or the pool.  [default: the router's own]", metavar="NAME"
         ),
