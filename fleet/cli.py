@@ -76,8 +76,8 @@ EXTRAS = {
 WITHOUT_A_MODEL = {"warmroute replica": "--model demo --engine simulated", "warmroute up": "--simulated"}
 BASE_MODULES = frozenset(
     (
-        *("fastokens", "httptools", "httpx2", "jinja2", "msgspec", "numpy", "rich", "starlette", "tokenizers"),
-        *("uvloop", "xxhash", "zmq"),
+        *("fastapi", "fastapi_offline", "fastokens", "httptools", "httpx2", "jinja2", "msgspec", "numpy"),
+        *("rich", "starlette", "tokenizers", "uvloop", "xxhash", "zmq"),
     )
 )
 

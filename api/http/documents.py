@@ -1,19 +1,27 @@
-"""An app's OpenAPI document as JSON and as a page, for routes of the table."""
+"""An app's OpenAPI document, and pages for it, as routes of the table.
+
+FastAPI writes them, and is imported by the first who asks for one: it takes as long as all else that a server imports.
+"""
 
 import asyncio
-import json
-import re
-from collections.abc import Callable, Iterable, Mapping
-from html import escape
+from collections.abc import Callable, Iterable
+from functools import cache
 from importlib.metadata import version
+from importlib.resources import files
 from typing import Any, NamedTuple
 
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
+
+from api.errors import not_found
 
 OPENAPI = "/openapi.json"
-INLINE_STYLE_ONLY = {
+FILES = "/docs/files/{file}"
+TYPES = {"css": "text/css", "js": "text/javascript", "png": "image/png"}
+# The pages have scripts and styles of their own; Redoc would ask another server for its logo.
+ONLY_FROM_HERE = {
     "Content-Security-Policy": (
-        "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
+        "img-src 'self' data:; worker-src blob:; base-uri 'none'; frame-ancestors 'none'; object-src 'none'"
     )
 }
 SUMMARIES = {  # a router's or a replica's document shows them beside its routes
@@ -54,25 +62,6 @@ SUMMARIES = {  # a router's or a replica's document shows them beside its routes
     "GET /debug/index": "Show the sizes of all that can grow",
     "GET /dashboard/replicas/{name}": "Show a replica as its page of the dashboard does",
 }
-PAGE = """<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<title>{title}</title>
-<style>
-:root {{ color-scheme: light dark; font-family: system-ui, sans-serif }}
-body {{ max-width: 60rem; margin: 2rem auto; padding: 0 1rem }}
-summary {{ padding: .3rem 0; cursor: pointer }}
-pre {{ overflow-x: auto }}
-</style>
-<h1>{title} {version}</h1>
-<p>Programs read <a href="openapi.json">openapi.json</a>, and so do viewers such as Swagger UI.</p>
-<h2>Routes</h2>
-{routes}
-<h2>Schemas</h2>
-{schemas}
-</html>
-"""
 
 
 class Operation(NamedTuple):
@@ -80,40 +69,94 @@ class Operation(NamedTuple):
 
     method: str
     template: str
+    name: str
     told: dict[str, Any]
 
 
-def described(title: str, operations: Iterable[Operation], schemas: Mapping[str, Any]) -> dict[str, Any]:
+def described(title: str, operations: Iterable[Operation]) -> dict[str, Any]:
     """The document of these operations."""
-    paths: dict[str, Any] = {}
-    for method, template, told in operations:
-        path = re.sub(r":path}", "}", template)
-        paths.setdefault(path, {})[method.lower()] = {"summary": SUMMARIES[f"{method} {template}"], **told}
-    info = {"title": title, "version": version("warmroute")}
-    return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": dict(schemas)}}
+    from fastapi import FastAPI
+    from fastapi.openapi.utils import get_openapi
+
+    app = FastAPI(openapi_url=None)
+    for method, template, name, told in operations:
+        summary = SUMMARIES[f"{method} {template}"]
+        app.add_api_route(template, named(name), methods=[method], summary=summary, openapi_extra=told)
+    return get_openapi(title=title, version=version("warmroute"), routes=app.routes)
 
 
-# Each is made on a thread, since the first one takes long.
+def named(name: str) -> Callable[[], None]:
+    """A function of this name, whose text FastAPI would take for a description."""
+
+    def endpoint() -> None: ...
+
+    endpoint.__name__ = name
+    return endpoint
+
+
+# Each is made on a thread, since the first one imports so much.
+
+
+async def docs(title: str) -> Response:
+    def make() -> Response:
+        from fastapi.openapi.docs import get_swagger_ui_html
+
+        return get_swagger_ui_html(
+            openapi_url=_beside(OPENAPI),
+            title=title,
+            swagger_js_url=_file("swagger-ui-bundle.js"),
+            swagger_css_url=_file("swagger-ui.css"),
+            swagger_favicon_url=_file("favicon.png"),
+        )
+
+    return _closed(await asyncio.to_thread(make))
+
+
+async def redoc(title: str) -> Response:
+    def make() -> Response:
+        from fastapi.openapi.docs import get_redoc_html
+
+        return get_redoc_html(
+            openapi_url=_beside(OPENAPI),
+            title=title,
+            redoc_js_url=_file("redoc.standalone.js"),
+            redoc_favicon_url=_file("favicon.png"),
+            with_google_fonts=False,
+        )
+
+    return _closed(await asyncio.to_thread(make))
+
+
+async def file(name: str, path: str) -> Response:
+    """A file of these pages; 404 for the path if there is none."""
+    content = (await asyncio.to_thread(_files)).get(name)
+    if content is None:
+        raise not_found(path)
+    headers = {"Cache-Control": "max-age=3600", "X-Content-Type-Options": "nosniff"}
+    return Response(content, headers=headers, media_type=TYPES[name.rpartition(".")[2]])
+
+
+@cache
+def _files() -> dict[str, bytes]:
+    """All files, read once: a request's path is never used on the file system."""
+    entries = (files("fastapi_offline") / "static").iterdir()
+    return {entry.name: entry.read_bytes() for entry in entries if entry.name.rpartition(".")[2] in TYPES}
+
+
+def _file(name: str) -> str:
+    return _beside(FILES.replace("{file}", name))
+
+
+def _beside(path: str) -> str:
+    """The path as a page at the root finds it, also behind a proxy's prefix."""
+    return path.removeprefix("/")
+
+
+def _closed(page: Response) -> Response:
+    """The page, allowed to load only this server's files."""
+    page.headers.update(ONLY_FROM_HERE)
+    return page
 
 
 async def openapi(make: Callable[[], dict[str, Any]]) -> Response:
     return JSONResponse(await asyncio.to_thread(make))
-
-
-async def docs(make: Callable[[], dict[str, Any]]) -> Response:
-    return HTMLResponse(await asyncio.to_thread(lambda: _page(make())), headers=INLINE_STYLE_ONLY)
-
-
-def _page(document: Mapping[str, Any]) -> str:
-    routes = [
-        _folded(f"<code>{method.upper()} {escape(path)}</code> {escape(operation['summary'])}", operation)
-        for path, operations in document["paths"].items()
-        for method, operation in operations.items()
-    ]
-    schemas = [_folded(f"<code>{name}</code>", schema) for name, schema in document["components"]["schemas"].items()]
-    return PAGE.format(**document["info"], routes="\n".join(routes), schemas="\n".join(schemas))
-
-
-def _folded(summary: str, value: Any) -> str:
-    text = escape(json.dumps(value, indent=2))
-    return f"<details><summary>{summary}</summary><pre>{text}</pre></details>"

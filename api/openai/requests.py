@@ -1,6 +1,7 @@
 """The requests for completions and chats that clients may send. Unknown fields are ignored, as in vLLM.
 
-Numbers stay within what the engine's messages can hold.
+Where a rule spans several fields, say it in `api.schema` too: a test compares the two. Numbers stay within what the
+engine's messages can hold.
 """
 
 from functools import cache

@@ -63,7 +63,7 @@ def test_it_holds_the_pinned_packages_and_nothing_that_it_does_not_need(layer: P
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert there.pop("warmroute") == project["version"]
     assert {name: version for name, version in there.items() if pinned.get(name) != version.lower()} == {}
-    assert {"huggingface-hub", "opentelemetry-sdk", "starlette", "tokenizers", "uvloop"} <= there.keys()
+    assert {"fastapi", "huggingface-hub", "opentelemetry-sdk", "tokenizers", "uvloop"} <= there.keys()
 
 
 def test_the_page_says_how_large_it_is(layer: Path) -> None:

@@ -48,7 +48,7 @@ from replica.grammar.checker import Checker
 from replica.grammar.vocabulary import packed_vocabulary
 from replica.http.adapters import Adapters
 from replica.http.conversation_forms import form_of
-from replica.http.document import ONE_MODEL, ONE_RESPONSE, Documented, document
+from replica.http.document import ONE_MODEL, ONE_RESPONSE, TITLE, Documented, document
 from replica.http.engine_client import EngineClient
 from replica.http.errors import error_answers, unavailable
 from replica.http.generation_response import GenerationResponse
@@ -304,13 +304,16 @@ class Endpoints:
         return json_response({"version": version("warmroute")})
 
     async def docs(self, _: Request) -> Response:
-        return await documents.docs(self._documenting())
+        return await documents.docs(TITLE)
+
+    async def redoc(self, _: Request) -> Response:
+        return await documents.redoc(TITLE)
+
+    async def docs_file(self, request: Request) -> Response:
+        return await documents.file(request.path_params["file"], request.scope["path"])
 
     async def openapi(self, _: Request) -> Response:
-        return await documents.openapi(self._documenting())
-
-    def _documenting(self) -> Callable[[], dict[str, Any]]:
-        return partial(document, ROUTES, (self.model, *sorted(self.adapters.names)))
+        return await documents.openapi(partial(document, ROUTES, (self.model, *sorted(self.adapters.names))))
 
 
 # ---- routes
@@ -356,6 +359,8 @@ ROUTES = (
     _route(GET, "/load", CLIENT, Endpoints.load),
     _route(GET, "/version", CLIENT, Endpoints.version),
     _route(PAGE, "/docs", CLIENT, Endpoints.docs, in_document=False),
+    _route(PAGE, documents.FILES, ANYONE, Endpoints.docs_file, in_document=False),
+    _route(PAGE, "/redoc", CLIENT, Endpoints.redoc, in_document=False),
     _route(PAGE, documents.OPENAPI, CLIENT, Endpoints.openapi, in_document=False),
 )
 TABLE = RouteTable(ROUTES)

@@ -58,13 +58,17 @@ def operation(route: Documented) -> dict[str, Any]:
 @lru_cache(4)
 def document(routes: Iterable[Documented], models: tuple[str, ...]) -> dict[str, Any]:
     """The whole document, made once for the same names of models."""
-    operations = [
-        Operation(method, route.template, operation(route))
-        for route in routes
-        if route.in_document
-        for method in route.methods
-    ]
+    shown = [route for route in routes if route.in_document]
+    made = described(
+        TITLE,
+        [
+            Operation(method, each.template, each.endpoint.__name__, operation(each))
+            for each in shown
+            for method in each.methods
+        ],
+    )
     schemas = copy.deepcopy(schema.components())
     for request in (CompletionRequest, ChatRequest, MessagesRequest, CountTokensRequest, ResponsesRequest):
         schemas[request.__name__]["properties"]["model"] = {"enum": list(models)}
-    return described(TITLE, operations, schemas)
+    made.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
+    return made

@@ -111,18 +111,20 @@ def control(method: str, path: str) -> dict[str, Any]:
 def document(routes: Iterable[Route], models: Iterable[str]) -> dict[str, Any]:
     """The document of these routes and of those that bypass the app, with the names of the `models` served now."""
     shown = [route for route in routes if route.in_document]
-    operations = [Operation("POST", path, direct(path)) for path in DIRECT]
+    operations = [Operation("POST", path, path.rpartition("/")[2], direct(path)) for path in DIRECT]
     operations += [
-        Operation(method, route.template, control(method, route.template))
+        Operation(method, route.template, route.endpoint.__name__, control(method, route.template))
         for route in shown
         for method in route.methods
     ]
+    found = described(TITLE, operations)
     schemas = copy.deepcopy(schema.components())
     named = list(models)
     for request, _ in DIRECT.values() if named else ():
         if "model" in schemas[request.__name__].get("required", ()):
             schemas[request.__name__]["properties"]["model"] = {"enum": named}
-    return described(TITLE, operations, schemas)
+    found.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
+    return found
 
 
 def _with_errors(operation: dict[str, Any]) -> dict[str, Any]:

@@ -254,8 +254,14 @@ class Endpoints:
 
     # ---- documents
 
-    async def docs(self, request: Request) -> Response:
-        return await documents.docs(request.app.state.documenting())
+    async def docs(self, _: Request) -> Response:
+        return await documents.docs(TITLE)
+
+    async def redoc(self, _: Request) -> Response:
+        return await documents.redoc(TITLE)
+
+    async def docs_file(self, request: Request) -> Response:
+        return await documents.file(request.path_params["file"], request.scope["path"])
 
     async def openapi(self, request: Request) -> Response:
         return await documents.openapi(request.app.state.documenting())

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from api.generation_apis import CHAT, COMPLETIONS
-from api.http.documents import OPENAPI
+from api.http.documents import FILES, OPENAPI
 from api.http.routes import Role, Route, RouteTable
 from router.http.endpoints import Endpoints
 from router.proxy.flow import RequestType
@@ -106,6 +106,8 @@ APP_ROUTES = (
     _route(PAGE, "/dashboard/", ANYONE, Endpoints.dashboard_without_slash, in_document=False),
     _route(PAGE, "/dashboard/{path:path}", ANYONE, Endpoints.dashboard_file, in_document=False),
     _route(PAGE, "/docs", CLIENT, Endpoints.docs, in_document=False),
+    _route(PAGE, FILES, ANYONE, Endpoints.docs_file, in_document=False),
+    _route(PAGE, "/redoc", CLIENT, Endpoints.redoc, in_document=False),
     _route(PAGE, OPENAPI, CLIENT, Endpoints.openapi, in_document=False),
 )
 FORWARDED = (*DIRECT_ROUTES, OTHERS)

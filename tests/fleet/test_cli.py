@@ -70,11 +70,11 @@ def test_top_level_options_import_no_sub_command(arguments: list[str]) -> None:
     loaded = set(json.loads(finished.stderr))
     assert "fleet.cli" in loaded
     assert loaded.isdisjoint(
-        {"zmq", "rich", "msgspec", "xxhash", "starlette", "numpy", "events.cli", "events.messages", "lab"}
+        {"zmq", "rich", "msgspec", "xxhash", "fastapi", "numpy", "events.cli", "events.messages", "lab"}
     )
 
 
-HEAVY = {"httpx2", "jinja2", "prometheus_client", "ray", "rich", "starlette", "torch", "uvloop"}
+HEAVY = {"fastapi", "httpx2", "jinja2", "prometheus_client", "ray", "rich", "starlette", "torch", "uvloop"}
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ KEY, ADMIN, OTHER = "client-key", "admin-key", "key-of-another-group"
 LOCAL, FOREIGN = "localhost", "router.example"
 TABLES = {"router": router_routes.TABLE, "replica": replica_app.TABLE, "controller": controller_app.TABLE}
 VALUES = {"{name}": "nobody", "{model:path}": "m", "{request_id:path}": "r", "{response_id}": "r", "{id}": "kept"}
-VALUES |= {"{path:path}": "index.html", "{rest:path}": "engines/reset"}
+VALUES |= {"{path:path}": "index.html", "{rest:path}": "engines/reset", "{file}": "swagger-ui.css"}
 
 
 def routes_of(table: RouteTable) -> list[tuple[str, str, Route]]:

@@ -67,7 +67,7 @@ def test_a_role_needs_the_secret_of_the_fleet() -> None:
 def test_a_setting_that_cannot_be_used_loads_no_web_framework() -> None:
     code = (
         "import atexit, sys\n"
-        "atexit.register(lambda: print(*(name in sys.modules for name in ('starlette', 'numpy', 'torch'))))\n"
+        "atexit.register(lambda: print(*(name in sys.modules for name in ('fastapi', 'numpy', 'torch'))))\n"
         "from fleet.cli import main\nmain(['replica', '--model', 'demo', '--port', '-1'])"
     )
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S)

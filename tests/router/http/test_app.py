@@ -33,7 +33,8 @@ KEY, ADMIN = "client-key", "admin-key"
 KEYS = tuple(keys_from_options([KEY], ADMIN))
 PAGES = {(method, path) for method in ("GET", "HEAD") for path in ("/dashboard", "/dashboard/index.html")}
 REDIRECTED = {("GET", "/dashboard/"), ("HEAD", "/dashboard/")}
-OPEN = {("GET", "/"), ("HEAD", "/"), ("GET", "/health"), ("GET", "/ready"), ("GET", "/metrics"), *PAGES}
+FILES = {("GET", "/docs/files/swagger-ui.css"), ("HEAD", "/docs/files/swagger-ui.css")}
+OPEN = {("GET", "/"), ("HEAD", "/"), ("GET", "/health"), ("GET", "/ready"), ("GET", "/metrics"), *PAGES, *FILES}
 FEED = ("GET", "/dashboard/feed")  # for clients; it has no end, and tests of its own
 FOR_CLIENTS = {
     ("GET", "/usage"),
@@ -47,7 +48,7 @@ FOR_CLIENTS = {
     ("POST", "/v1/embeddings"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
-    *((method, path) for method in ("GET", "HEAD") for path in ("/docs", "/openapi.json")),
+    *((method, path) for method in ("GET", "HEAD") for path in ("/docs", "/redoc", "/openapi.json")),
     ("GET", "/nothing"),
 }
 FOR_ADMINS = {
@@ -95,6 +96,7 @@ def test_the_lists_above_are_all_that_is_served() -> None:
         "{model:path}": "m",
         "{request_id:path}": "asked",
         "{id}": "kept",
+        "{file}": "swagger-ui.css",
         "{path:path}": "index.html",
     }
     routes = {(method, filled(route.template, named)) for route in APP_ROUTES for method in route.methods}
@@ -467,12 +469,22 @@ async def test_a_long_prompt_is_explained_by_another_process(long: bool, monkeyp
     assert threads == ([] if long else [threading.main_thread()])
 
 
-async def test_the_page_of_the_document_loads_nothing() -> None:
-    async with served(named("a")) as running, connect(running.port, 2**20) as client:
-        answer = await client.get("/docs")
-    assert answer.headers["content-security-policy"].startswith("default-src 'none';")
-    assert re.findall(rb"""(?:href|src|url)[=:(]\s*["']?([^"')]*)""", answer.body) == [b"openapi.json"]
-    assert b"POST /v1/chat/completions</code> Answer a conversation" in answer.body and b"ChatRequest" in answer.body
+@pytest.mark.parametrize("page", ["/docs", "/redoc"])
+async def test_the_docs_load_only_files_of_this_server(page: str) -> None:
+    async with served(named("a")) as running, connect(running.port) as client:
+        answer = await client.get(page)
+        assert answer.headers["content-security-policy"].startswith("default-src 'self';")
+        named_there = re.findall(rb"""(?:href|src|url)[=:]\s*["']([^"']*)["']""", answer.body)
+        assert len(named_there) >= 3
+        for path in named_there:
+            assert b":" not in path and not path.startswith(b"/")
+            assert (await client.get(f"/{path.decode()}")).status == 200, path
+
+
+@pytest.mark.parametrize("name", ["nothing.js", "..", "%2e%2e", "core.py", ""])
+async def test_other_files_of_the_package_are_not_served(name: str) -> None:
+    async with served(named("a")) as running, connect(running.port) as client:
+        assert (await client.get(f"/docs/files/{name}")).status in (400, 404)
 
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"

@@ -27,7 +27,7 @@ def run(*arguments: str, code: str = "", **environment: str) -> subprocess.Compl
 def test_a_setting_that_cannot_be_used_loads_no_web_framework() -> None:
     code = (
         "import atexit, sys\n"
-        "names = ('starlette', 'httpx2', 'rich', 'torch', 'ray')\n"
+        "names = ('fastapi', 'httpx2', 'rich', 'torch', 'ray')\n"
         "atexit.register(lambda: print(*(name in sys.modules for name in names)))\n"
         "from fleet.cli import main\nmain(['router', '--replica', 'h:1'])"
     )
