@@ -2,20 +2,16 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
-from typing import Any, TypeAlias, get_args
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from api.process.options import options_of
-from api.process.settings import Setting, Table
+from api.process.settings import Table
 from engines import SERVERS
 from fleet.plan import Engine
-
-ENGINES: tuple[Engine, ...] = get_args(Engine)
-Options: TypeAlias = Mapping[str, Any] | Sequence[Any]  # a table, or the words as they are
+from fleet.toml.mistakes import Mistake, nearest, shown
 
 
 def _below_models(key: str) -> str:
@@ -64,27 +60,7 @@ OWN_OF_FOREIGN: dict[str, dict[str, str]] = {
     for engine, server in SERVERS.items()
 }
 
-_FLAG = re.compile(r"--?([A-Za-z][\w-]*)")
-SHORT = 3  # letters that a flag of one dash has at most, like -dpr
-
-
-class BadOption(ValueError):
-    """`key` is that of the table, where it is known which one is wrong."""
-
-    def __init__(self, key: str | None, message: str) -> None:
-        super().__init__(message)
-        self.key = key
-
-
-def shown(value: object) -> str:
-    """Return a value as TOML writes it, cut if it is long."""
-    text = str(value).lower() if isinstance(value, bool) else repr(value) if isinstance(value, str) else str(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def nearest(key: str, known: Sequence[str], otherwise: str) -> str:
-    near = get_close_matches(key, known, n=1)
-    return f"did you mean {near[0]!r}?" if near else otherwise
+_NAME = re.compile(r"[A-Za-z][\w-]*")
 
 
 # ---- our own commands
@@ -92,16 +68,13 @@ def nearest(key: str, known: Sequence[str], otherwise: str) -> str:
 
 def own_words(
     table: Table,
-    options: Options,
+    options: Mapping[str, Any],
     own: Mapping[str, str],
     beside: Mapping[str, Any],
     check: Callable[[click.Context], object],
 ) -> tuple[str, ...]:
     """Return the command's extra words, beyond the fleet's own; this process's environment does not count."""
-    if isinstance(options, Mapping):
-        words = [word for key, value in options.items() for word in _own_words(table, key, value, own)]
-    else:
-        words = _plain_words(options)
+    words = [word for key, value in options.items() for word in _own_words(table, key, value, own)]
     params = options_of(table)
     for param in params:
         if isinstance(param, click.Option):
@@ -109,9 +82,6 @@ def own_words(
     command = click.Command(table.command, params=params, add_help_option=False)
     try:
         with command.make_context(table.command, list(words), default_map=dict(beside)) as ctx:
-            for setting in table.all.values():
-                if ctx.get_parameter_source(setting.key) is ParameterSource.COMMANDLINE:
-                    _refuse_own(setting, setting.option, own)
             check(ctx)
     except click.ClickException as error:
         raise _explained(error, options) from error
@@ -123,15 +93,16 @@ def _own_words(table: Table, key: str, value: object, own: Mapping[str, str]) ->
     if setting is None:
         known = [name for name in table.all if name not in own]
         known += [name.replace("_", "-") for name in known if "-" in key]
-        raise BadOption(
-            key,
-            f"{key!r} is not a setting of '{table.command}'; "
-            + nearest(key, known, f"`{table.command} --help` lists them"),
-        )
-    _refuse_own(setting, key, own)
+        hint = nearest(key, known, f"`{table.command} --help` lists them")
+        raise Mistake(f"{key!r} is not a setting of '{table.command}'; {hint}", key)
+    if setting.key in own:
+        raise Mistake(f"{key} is set by the fleet; {own[setting.key]}", key)
+    if setting.secret:
+        fix = f"export {setting.variable} instead"
+        raise Mistake(f"{key} would be on a command line, where other users can read it; {fix}", key)
     if setting.type is click.BOOL:
         if not isinstance(value, bool):
-            raise BadOption(key, f"{key} is {shown(value)}; write true or false")
+            raise Mistake(f"{key} is {shown(value)}; write true or false", key)
         if setting.flag:
             yield setting.option if value else f"--no-{setting.option[2:]}"
         else:
@@ -139,80 +110,45 @@ def _own_words(table: Table, key: str, value: object, own: Mapping[str, str]) ->
         return
     for item in value if setting.multiple and isinstance(value, list) else [value]:
         if isinstance(item, bool) or not isinstance(item, str | int | float):
-            raise BadOption(key, f"{key} is {shown(value)}; write a string or a number")
+            raise Mistake(f"{key} is {shown(value)}; write a string or a number", key)
         yield f"{setting.option}={item}"
 
 
-def _refuse_own(setting: Setting, written: str, own: Mapping[str, str]) -> None:
-    if setting.key in own:
-        raise BadOption(written, f"{written} is set by the fleet; {own[setting.key]}")
-    if setting.secret:
-        fix = f"export {setting.variable} instead"
-        raise BadOption(written, f"{written} would be on a command line, where other users can read it; {fix}")
-
-
-def _plain_words(options: Sequence[Any]) -> list[str]:
-    for word in options:
-        if not isinstance(word, str):
-            raise BadOption(None, f"{shown(word)} in options is not a string; write {shown(str(word))}")
-    return list(options)
-
-
-def _explained(error: click.ClickException, options: Options) -> BadOption:
+def _explained(error: click.ClickException, options: Mapping[str, Any]) -> Mistake:
     """Return click's error with the key as the table spells it."""
-    as_written = {key.replace("-", "_"): key for key in options} if isinstance(options, Mapping) else {}
+    as_written = {key.replace("-", "_"): key for key in options}
     if isinstance(error, click.BadParameter) and error.param is not None and error.param.name is not None:
         key = as_written.get(error.param.name, error.param.name)
-        return BadOption(key, f"{key}: {error.message.rstrip('.')}")
+        return Mistake(f"{key}: {error.message.rstrip('.')}", key)
     message = error.format_message()
     named = [name.replace("-", "_") for name in re.findall(r"(?:--|\b(?=[a-z]+_))([a-z][a-z_-]*)", message)]
-    return BadOption(next((as_written[name] for name in named if name in as_written), None), message)
+    return Mistake(message, *[as_written[name] for name in named if name in as_written][:1])
 
 
 # ---- other engines
 
 
-def foreign_words(engine: Engine, options: Options) -> tuple[str, ...]:
+def foreign_words(engine: Engine, options: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the engine's options as words. Which exist depends on its version: only the fleet's own are refused."""
-    own = OWN_OF_FOREIGN[engine]
-    if isinstance(options, Mapping):
-        return tuple(word for key, value in options.items() for word in _foreign_words(engine, key, value, own))
-    words = _plain_words(options)
-    if words and not words[0].startswith("-"):
-        raise BadOption(None, f"options start with {shown(words[0])}; write ['--name', 'value']")
-    for word in words:
-        if word == "--":
-            raise BadOption(None, "'--' in options ends all options; leave it out")
-        if (flag := _FLAG.match(word)) is not None:
-            _refuse_foreign(None, word, flag[1], own, abbreviated=word.startswith("--"))
-    return tuple(words)
+    return tuple(word for key, value in options.items() for word in _foreign_words(engine, key, value))
 
 
-def _refuse_foreign(
-    key: str | None, written: str, name: str, own: Mapping[str, str], *, abbreviated: bool = True
-) -> None:
-    """Refuse the fleet's own options, also abbreviated, as the engines' parsers accept those."""
-    name = name.replace("_", "-")
-    if name in own:
-        raise BadOption(key, f"{written} is set by the fleet; {own[name]}")
-    meant = next((each for each in own if each.startswith(name) and (abbreviated or len(each) <= SHORT)), None)
-    if meant is not None:
-        raise BadOption(key, f"{written} abbreviates --{meant}, which is set by the fleet; {own[meant]}")
-
-
-def _foreign_words(engine: Engine, key: str, value: Any, own: Mapping[str, str]) -> Iterator[str]:
+def _foreign_words(engine: Engine, key: str, value: Any) -> Iterator[str]:
     """Yield the words of one option; a table becomes JSON."""
-    if _FLAG.fullmatch(f"--{key}") is None:
-        raise BadOption(key, f"{key!r} is not the name of an option; write it without --, like max-model-len")
-    _refuse_foreign(key, key, key, own)
-    name = key.replace("_", "-")
+    if not _NAME.fullmatch(key):
+        raise Mistake(f"{key!r} is not the name of an option; write it without --, like max-model-len", key)
+    name, own = key.replace("_", "-"), OWN_OF_FOREIGN[engine]
+    if name in own:
+        raise Mistake(f"{key} is set by the fleet; {own[name]}", key)
+    if meant := next((each for each in own if each.startswith(name)), None):  # the engines' parsers accept that
+        raise Mistake(f"{key} abbreviates --{meant}, which is set by the fleet; {own[meant]}", key)
     match value:
         case True:
             yield f"--{name}"
         case False if SERVERS[engine].negates:
             yield f"--no-{name}"
         case False:
-            raise BadOption(key, f"{key} is false, but {engine} has no --no-{name}; leave it out")
+            raise Mistake(f"{key} is false, but {engine} has no --no-{name}; leave it out", key)
         case str() | int() | float():
             yield f"--{name}={value}"
         case list():
@@ -221,18 +157,18 @@ def _foreign_words(engine: Engine, key: str, value: Any, own: Mapping[str, str])
             try:
                 yield f"--{name}={json.dumps(value, allow_nan=False)}"
             except (TypeError, ValueError) as error:
-                raise BadOption(key, f"{key} contains a date or nan, which is not JSON; write a string") from error
+                raise Mistake(f"{key} contains a date or nan, which is not JSON; write a string", key) from error
         case _:
-            raise BadOption(key, f"{key} is {shown(value)}; write a string, a number, a list, or a table for JSON")
+            raise Mistake(f"{key} is {shown(value)}; write a string, a number, a list, or a table for JSON", key)
 
 
 def _items(key: str, values: list[Any]) -> Iterator[str]:
     """Yield a list's items as words; one that begins with a dash would be another option."""
     if not values:
-        raise BadOption(key, f"{key} is []; put strings or numbers into the list, or leave it out")
+        raise Mistake(f"{key} is []; put strings or numbers into the list, or leave it out", key)
     for item in values:
         if isinstance(item, bool) or not isinstance(item, str | int | float):
-            raise BadOption(key, f"{key} contains {shown(item)}; use strings or numbers")
+            raise Mistake(f"{key} contains {shown(item)}; use strings or numbers", key)
         if isinstance(item, str) and item.startswith("-"):
-            raise BadOption(key, f"{key} has {shown(item)} in it, which starts an option; give that its own key")
+            raise Mistake(f"{key} has {shown(item)} in it, which starts an option; give that its own key", key)
         yield str(item)
