@@ -8,8 +8,7 @@ import errno
 import io
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from types import FrameType
+from collections.abc import Sequence
 from typing import NoReturn
 
 import click
@@ -21,10 +20,9 @@ from fleet.output import mute_stdout
 try:
     from events.lazy import LazyGroup
 except ImportError:
-    _, hidden = shadow.check()
-    if not hidden:
+    if not (hidden := shadow.hidden()):
         raise
-    sys.exit("\n".join(f"Error: {line}" for line in hidden))
+    sys.exit("\n".join(hidden))
 
 COMMANDS = {
     "analyze": ("lab.commands.analyze:analyze", "Analyze how much prompts share, and what breaks sharing."),
@@ -74,12 +72,6 @@ EXTRAS = {
     "torch": "replica",
 }
 WITHOUT_A_MODEL = {"warmroute replica": "--model demo --engine simulated", "warmroute up": "--simulated"}
-BASE_MODULES = frozenset(
-    (
-        *("fastapi", "fastapi_offline", "fastokens", "httptools", "httpx2", "jinja2", "msgspec", "numpy"),
-        *("rich", "starlette", "tokenizers", "uvloop", "xxhash", "zmq"),
-    )
-)
 
 COMPLETE_VAR = "_WARMROUTE_COMPLETE"
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
@@ -116,7 +108,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        status = refuse_shadowed() or run(arguments)
+        # A message would land in the line being typed.
+        hidden = [] if COMPLETE_VAR in os.environ else shadow.hidden()
+        for line in hidden:
+            complain(line)
+        status = 1 if hidden else run(arguments)
         sys.stdout.flush()
     except (KeyboardInterrupt, click.Abort):
         status = INTERRUPTED
@@ -134,7 +130,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         complain(f"Error: cannot write the output: {error.strerror}")
         status = 1
     except ImportError as error:
-        explanation = explain(error)
+        words = sys.argv[1:] if arguments is None else arguments
+        explanation = explain(error, f"warmroute {words[0]}")
         if explanation is None:
             raise
         complain(explanation)
@@ -165,57 +162,14 @@ def run(arguments: Sequence[str] | None) -> int:
     return result if isinstance(result, int) else 0
 
 
-def refuse_shadowed() -> int:
-    """Report packages that collide with ours; the status is 1 when theirs would be imported instead."""
-    if COMPLETE_VAR in os.environ:  # a message would land in the line being typed
-        return 0
-    warnings, errors = shadow.check()
-    for line in warnings:
-        complain(f"Warning: {line}")
-    for line in errors:
-        complain(f"Error: {line}")
-    return 1 if errors else 0
-
-
-def explain(error: ImportError) -> str | None:
-    """Say which of our dependencies is missing or broken and how to get it; None when the bug is ours."""
-    frames = list(frames_of(error))
-    module = blamed_module(error, frames)
-    if module is None:
+def explain(error: ImportError, command: str) -> str | None:
+    """Say which extra is missing or broken and how to get it; None when the bug is ours."""
+    module = (error.name or "").partition(".")[0]
+    if module not in EXTRAS:
         return None
     missing = isinstance(error, ModuleNotFoundError) and error.name == module
     problem = "which is not installed." if missing else f"which is broken: {error}."
-    fix = f"'warmroute[{EXTRAS[module]}]'" if module in EXTRAS else "--force-reinstall warmroute"
-    command = command_path(frames)
-    explanation = f"{command} needs {module}, {problem} Install it with: pip install {fix}"
-    if EXTRAS.get(module) == "replica" and command in WITHOUT_A_MODEL:
+    explanation = f"{command} needs {module}, {problem} Install it with: pip install 'warmroute[{EXTRAS[module]}]'"
+    if EXTRAS[module] == "replica" and command in WITHOUT_A_MODEL:
         explanation += f"\nOr make up the text of answers, without a model: {command} {WITHOUT_A_MODEL[command]}"
     return explanation
-
-
-def blamed_module(error: ImportError, frames: Sequence[FrameType]) -> str | None:
-    """Find the dependency that failed to import."""
-    names = [error.name or "", *(frame.f_globals.get("__name__", "") for frame in reversed(frames))]
-    tops = (name.partition(".")[0] for name in names)
-    dependencies = {*EXTRAS, *BASE_MODULES}
-    # Innermost first: blame the module closest to the failure, which may be ours.
-    blamed = next((top for top in tops if top in dependencies or top in shadow.PACKAGES), None)
-    return blamed if blamed in dependencies else None
-
-
-def command_path(frames: Sequence[FrameType]) -> str:
-    """Name the command that was running: the deepest click context below the outermost; `up` makes one of `replica`."""
-    path = "warmroute"
-    contexts = [value for frame in frames for value in frame.f_locals.values() if isinstance(value, click.Context)]
-    for context in contexts:
-        if context.command_path.startswith(f"{path} "):
-            path = context.command_path
-    return path
-
-
-def frames_of(error: BaseException) -> Iterator[FrameType]:
-    """Yield the frames of the traceback, outermost first."""
-    traceback = error.__traceback__
-    while traceback is not None:
-        yield traceback.tb_frame
-        traceback = traceback.tb_next
