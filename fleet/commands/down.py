@@ -3,11 +3,9 @@
 import os
 import signal
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import click
-import msgspec
 
 from fleet.commands.addresses import local_fleets
 from fleet.commands.client import FleetClient
@@ -18,8 +16,6 @@ from fleet.display import Display
 from router.console.asking import Refused, Unreachable
 
 LOOK_S = 0.25
-BETWEEN_SIGNALS_S = 3.0  # two at once would count as one
-STUCK_S = 15.0
 GONE_S = 2.0  # a controller that is silent for so long has ended
 
 
@@ -45,18 +41,12 @@ def down(everything: bool, now: bool, which: str | None, fleet_key: str | None) 
     """
     if everything and which is not None:
         raise click.UsageError("--all means all fleets of this machine; give either --all or FLEET")
-    killed = [fleet for fleet in local_fleets.recorded_fleets() if not local_fleets.is_running(fleet)]
-    living = local_fleets.running_fleets()  # it removes leftovers, and says so
-    if everything and not living and not killed:
-        raise click.ClickException("no fleet runs on this machine")
-    if everything:
-        end_here(living, now)
-    elif not was_meant(which, killed) or was_meant(which, living):
+    if not everything:
         end_one(local_fleets.find(which), which, fleet_key, now)
-
-
-def was_meant(which: str | None, fleets: Sequence[local_fleets.LocalFleet]) -> bool:
-    return any(which in (None, str(fleet.port)) for fleet in fleets)
+    elif living := local_fleets.running_fleets():
+        end_here(living, now)
+    else:
+        raise click.ClickException("no fleet runs on this machine")
 
 
 # ---- of this machine
@@ -70,108 +60,61 @@ def end_one(where: local_fleets.Where, which: str | None, fleet_key: str | None,
         raise click.UsageError(f"--now works only for fleets of this machine, not for {where.url}")
     else:
         with FleetClient(where.url, fleet_key or where.key) as fleet:
-            end_there(fleet)
+            fleet.end()
+            wait(f"Ending {fleet.url}", fleet, lambda silent_s: silent_s >= GONE_S)
+        click.echo(f"The fleet of {where.url} has ended")
 
 
 def end_here(fleets: Sequence[local_fleets.LocalFleet], now: bool) -> None:
     for fleet in fleets:
-        ask_to_end(fleet, now)
-    try:
-        for fleet in fleets:
-            wait_here(fleet, now)
-    except KeyboardInterrupt:
-        click.echo("Stopped waiting; the fleet is still ending. `warmroute down --now` ends it at once.", err=True)
-        raise
+        send_signal(fleet, now)
+    for fleet in fleets:
+        with FleetClient(fleet.controller, fleet.key) as controller:
+            wait(
+                f"Ending port {fleet.port}, pid {fleet.pid}",
+                None if fleet.found else controller,
+                lambda _, fleet=fleet: not local_fleets.is_running(fleet),  # type: ignore[misc]
+            )
+        local_fleets.running_fleets()  # if it was killed meanwhile, its files are removed
+        if fleet.found:
+            goes_on = f"the fleet goes on: warmroute down {fleet.controller} ends it"
+            click.echo(f"The router of port {fleet.port} has ended; {goes_on}")
+        else:
+            click.echo(f"The fleet of port {fleet.port} has ended")
 
 
-def ask_to_end(fleet: local_fleets.LocalFleet, now: bool) -> None:
-    """Send SIGTERM. A second one means at once, so a second `down` only waits, unless with --now."""
-    if not fleet.ending:
-        if local_fleets.is_running(fleet):
-            local_fleets.record_fleet(
-                msgspec.structs.replace(fleet, ending=True)
-            )  # before: asked, it removes this file in the end
-        send_signal(fleet)
-        if now:  # two signals that arrive together are one
-            time.sleep(BETWEEN_SIGNALS_S)
-    if now:
-        send_signal(fleet)
-
-
-def send_signal(fleet: local_fleets.LocalFleet) -> None:
+def send_signal(fleet: local_fleets.LocalFleet, now: bool) -> None:
     """Signal the process that wrote the fleet's file, unless its id has been reused."""
     if local_fleets.is_running(fleet):
-        os.kill(fleet.pid, signal.SIGTERM)
+        os.kill(fleet.pid, signal.SIGUSR1 if now else signal.SIGHUP)
 
 
-def wait_here(fleet: local_fleets.LocalFleet, now: bool) -> None:
-    title = f"Ending port {fleet.port}"
-    began_s, said = time.monotonic(), False
-    with FleetClient(fleet.controller, fleet.key) as controller, Display(title) as display:
-        display.line(f"{title}, pid {fleet.pid}")
-        running = DownProgress(controller, display)
-        while local_fleets.is_running(fleet):
-            if not fleet.found:
-                running.look()
-            if now and not said and time.monotonic() - began_s > STUCK_S:
-                display.line(f"It does not end. Kill it with: kill -9 {fleet.pid}; warmroute down")
-                said = True
-            time.sleep(LOOK_S)
-    killed = any(each.pid == fleet.pid for each in local_fleets.recorded_fleets())  # it has not removed its file
-    if killed:
-        local_fleets.clean_up(fleet)
-    click.echo(ended(fleet, killed))
+# ---- anywhere
 
 
-def ended(fleet: local_fleets.LocalFleet, killed: bool) -> str:
-    how = "was killed; its files are removed" if killed else "has ended"
-    if not fleet.found:
-        return f"The fleet of port {fleet.port} {how}"
-    goes_on = f"the fleet goes on: warmroute down {fleet.controller} ends it"
-    return f"The router of port {fleet.port} {how}; {goes_on}"
-
-
-# ---- elsewhere
-
-
-def end_there(fleet: FleetClient) -> None:
-    fleet.end()
+def wait(title: str, fleet: FleetClient | None, is_over: Callable[[float], bool]) -> None:
+    """Show which replicas leave, until it is over; `is_over` is told how long the controller has been silent."""
+    seen: View | None = None
+    first, heard_s = 0, time.monotonic()
     try:
-        with Display(f"Ending {fleet.url}") as display:
-            running = DownProgress(fleet, display)
-            while running.silent_s < GONE_S:
-                running.look()
+        with Display(title) as display:
+            display.line(title)
+            while not is_over(time.monotonic() - heard_s):
+                view = None if fleet is None else look(fleet)
+                if view is not None:
+                    first, heard_s = first or len(view.replicas), time.monotonic()
+                    for line in changes(seen, view):
+                        display.line(line)
+                    display.step(max(0, first - len(view.replicas)), first)
+                    seen = view
                 time.sleep(LOOK_S)
     except KeyboardInterrupt:
         click.echo("Stopped waiting; the fleet is still ending.", err=True)
         raise
-    click.echo(f"The fleet of {fleet.url} has ended")
 
 
-@dataclass
-class DownProgress:
-    """Shows the remaining replicas of an ending fleet."""
-
-    fleet: FleetClient
-    display: Display
-    seen: View | None = None
-    first: int = 0
-    silent_since_s: float | None = None
-
-    @property
-    def silent_s(self) -> float:
-        return 0.0 if self.silent_since_s is None else time.monotonic() - self.silent_since_s
-
-    def look(self) -> None:
-        try:
-            view = self.fleet.view()
-        except (Unreachable, Refused):
-            self.silent_since_s = self.silent_since_s or time.monotonic()
-            return
-        self.silent_since_s = None
-        if self.seen is None:
-            self.first = len(view.replicas)
-        for line in changes(self.seen, view):
-            self.display.line(line)
-        self.display.step(max(0, self.first - len(view.replicas)), self.first)
-        self.seen = view
+def look(fleet: FleetClient) -> View | None:
+    try:
+        return fleet.view()
+    except (Unreachable, Refused):
+        return None

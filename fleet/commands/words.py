@@ -3,16 +3,21 @@
 from fleet.commands.view import ReplicaView, View
 from router.console.formatting import count
 
+SOONEST_S = 0.1  # a start that takes less is none to speak of
 CAUSES = ("ready", "gone", "leaving")  # another may leave once one is ready, and a new one may start once it is gone
 
 
-def changes(before: View | None, now: View, model: str | None = None) -> list[str]:
-    """Describe what happened to the replicas of one model, or of all, causes before effects."""
+def changes(before: View | None, now: View, model: str | None = None, *, starts: bool = True) -> list[str]:
+    """Describe what happened to the replicas of one model, or of all, causes before effects.
+
+    `starts`: also that one starts which has not failed before.
+    """
     were = {} if before is None else {replica.name: replica for replica in before.replicas}
     are = {replica.name: replica for replica in now.replicas}
     happenings = []
     for name, replica in are.items():
-        if model in (None, replica.model):
+        is_start = replica.life in ("placing", "starting") and not replica.why
+        if model in (None, replica.model) and (starts or not is_start):
             rank = CAUSES.index(replica.life) if replica.life in CAUSES else len(CAUSES)
             happenings.append((rank, _change(were.get(name), replica, first=before is None)))
     for name, replica in were.items():
@@ -28,10 +33,14 @@ def _change(was: ReplicaView | None, now: ReplicaView, *, first: bool) -> list[s
     if was is not None and (was.life, was.why, was.starts or 1) == (now.life, now.why, now.starts or 1):
         return []
     words = [f"  | {word}" for word in now.last_words]
+    if now.life == "starting" and now.why:
+        return [] if was is not None and was.why == now.why else [f"{now.name} {happened(now)}", *words]
     if now.life == "failing":
         return [f"{now.name} {happened(now)}", *words]
     if now.life == "ready" and now.died_since(was):
         return [f"{now.name} has ended", *words, f"{now.name} is ready again"]
+    if now.life == "ready" and was is not None and was.life == "starting" and now.since - was.since >= SOONEST_S:
+        return [f"{now.name} is ready after {now.since - was.since:.1f} s"]
     return [f"{now.name} {happened(now)}"]
 
 

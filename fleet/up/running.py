@@ -104,8 +104,10 @@ class FleetRun:
     async def run(self) -> None:
         """CannotStart: a replica could not, or Ray."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self.stop)
+        loop.add_signal_handler(signal.SIGHUP, self.drain)  # a terminal that is closed, or `warmroute down`
+        loop.add_signal_handler(signal.SIGUSR1, self.end_at_once)
         with contextlib.suppress(Interrupted):
             try:
                 await self._serve()
@@ -115,10 +117,18 @@ class FleetRun:
 
     def stop(self) -> None:
         """Drain; a second call ends at once."""
+        if self._ending.is_set():
+            self.end_at_once()
+        else:
+            self.drain()
+
+    def drain(self) -> None:
         if not self._ending.is_set():
             self._ending.set()  # before anything is said: that may fail
             self._job.say("Ending when running requests are done; Ctrl-C again ends at once.")
-            return
+
+    def end_at_once(self) -> None:
+        self._ending.set()
         self._at_once.set()
         self._job.launcher.kill()
 

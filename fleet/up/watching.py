@@ -3,17 +3,16 @@
 import asyncio
 import time
 from collections.abc import Callable
-from operator import attrgetter
 
 import click
 
 from fleet.commands.client import FleetClient
-from fleet.commands.view import ReplicaView, View
-from fleet.commands.words import happened
+from fleet.commands.view import View
+from fleet.commands.words import changes
 
 STARTING_LOOK_S = 0.1
 LOOK_S = 1.0
-STATE = attrgetter("life", "starts", "why")
+NOTHING = View(models=(), replicas=())
 
 
 class CannotStart(Exception):
@@ -24,7 +23,7 @@ class Watcher:
     """`view` is what was seen last; `failed`, whether anything happened that a log may explain."""
 
     def __init__(
-        self, fleet: FleetClient, say: Callable[[str], None], show: Callable[[View], None] | None = None
+        self, fleet: FleetClient, say: Callable[[str], None], show: Callable[[View], None] = lambda _: None
     ) -> None:
         self.view: View | None = None
         self.failed = False
@@ -32,20 +31,20 @@ class Watcher:
         self._fleet = fleet
         self._say = say
         self._show = show
-        self._seen: dict[str, ReplicaView] = {}
-        self._began_s: dict[str, float] = {}
-        self._ready: set[str] = set()  # those that were ready at least once
+        self._before = NOTHING
         self._notes: set[str] = set()
 
     async def complete(self) -> View:
         """Wait until all that is wanted is ready. CannotStart: one ended before."""
+        ready: set[str] = set()
         while True:
-            view = await self.look()
+            view = await asyncio.to_thread(self._fleet.view)
+            ready.update(each.name for each in view.replicas if each.life == "ready")
             for replica in view.replicas:
-                if replica.why and replica.life in ("failing", "starting") and replica.name not in self._ready:
-                    raise CannotStart(
-                        f"{replica.name} {replica.why} before it was ready; its last words:{_last_words(replica)}"
-                    )
+                if replica.why and replica.life in ("failing", "starting") and replica.name not in ready:
+                    words = "".join(f"\n  | {line}" for line in replica.last_words)
+                    raise CannotStart(f"{replica.name} {replica.why} before it was ready; its last words:{words}")
+            self._tell(view)
             if view.models and view.complete:
                 return view
             await asyncio.sleep(STARTING_LOOK_S)
@@ -72,7 +71,7 @@ class Watcher:
 
     def lost(self) -> None:
         """Forget the replicas: the fleet begins again, and so do they."""
-        self._seen.clear()
+        self._before = NOTHING
 
     def begun_again(self) -> None:
         """Count anew how long the controller has been away."""
@@ -83,57 +82,26 @@ class Watcher:
         """Wait until nothing runs any more, which is when the controller is gone or has nothing left."""
         while True:
             try:
-                view = await asyncio.to_thread(self._fleet.view)
+                view = self.view = await asyncio.to_thread(self._fleet.view)
             except click.ClickException:
                 return
-            self.view = view
             if view.ending and not view.replicas:
                 return
             await asyncio.sleep(STARTING_LOOK_S)
 
-    async def look(self) -> View:
-        view = self.view = await asyncio.to_thread(self._fleet.view)
+    async def look(self) -> None:
+        self._tell(await asyncio.to_thread(self._fleet.view))
+
+    def _tell(self, view: View) -> None:
+        before = {each.name: each for each in self._before.replicas}
+        for line in changes(self._before, view, starts=False):
+            self._say(line)
         for replica in view.replicas:
-            before = self._seen.get(replica.name)
-            if before is None or STATE(before) != STATE(replica):
-                self._changed(replica, before)
-            self._seen[replica.name] = replica
-        if self._show is not None:
-            self._show(view)
-        for name in set(self._seen) - {replica.name for replica in view.replicas}:
-            del self._seen[name]
-            self._say(f"{name} is gone")
-        return view
-
-    def _changed(self, replica: ReplicaView, before: ReplicaView | None) -> None:
-        name = replica.name
-        if why := self._died(replica, before):
-            self.failed = True
-            self._say(f"{name} {why}; it is started again. Its last words:{_last_words(replica)}")
-        if replica.life in ("placing", "starting"):
-            self._began_s.setdefault(name, time.monotonic())
-        if replica.life == "lost" or (replica.why and replica.life == "placing"):
-            self._say(f"{name} {happened(replica)}")
-        elif replica.life == "ready":
-            for note in dict.fromkeys(replica.notes):  # all replicas have the same: each is said once
-                if note not in self._notes:
+            failing = replica.why and replica.life in ("failing", "starting")
+            self.failed |= bool(failing) or replica.died_since(before.get(replica.name))
+            for note in replica.notes if replica.life == "ready" else ():
+                if note not in self._notes:  # all replicas have the same: each is said once
+                    self._notes.add(note)
                     self._say(note)
-            self._notes.update(replica.notes)
-            took_s = time.monotonic() - self._began_s.pop(name, time.monotonic())
-            self._say(f"{name} is ready after {took_s:.1f} s" if took_s >= STARTING_LOOK_S else f"{name} is ready")
-            self._ready.add(name)
-        elif replica.life in ("leaving", "draining"):
-            self._say(f"{name} drains")
-
-    def _died(self, replica: ReplicaView, before: ReplicaView | None) -> str:
-        """Say how a replica that was ready has ended since the last look, if it did."""
-        if replica.name not in self._ready:
-            return ""
-        if replica.why:
-            is_new = before is None or replica.why != before.why
-            return replica.why if is_new and replica.life in ("failing", "starting") else ""
-        return "has ended" if replica.died_since(before) else ""
-
-
-def _last_words(replica: ReplicaView) -> str:
-    return "".join(f"\n  | {line}" for line in replica.last_words)
+        self.view = self._before = view
+        self._show(view)

@@ -17,17 +17,17 @@ from tests.fleet.scripted import Script, calm, machine_without_fleets, model, re
 
 UP = """
 import os, signal, sys
+from signal import SIGHUP, SIGUSR1
 from fleet.commands.addresses.local_fleets import LocalFleet, record_fleet, remove_record, process_started
-port, controller, signals, folder = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
+port, controller, number, folder = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
 fleet = LocalFleet(
     port=port, pid=os.getpid(), started=process_started(os.getpid()), controller=controller, folders=(folder,),
     key="secret", found=sys.argv[5:] == ["found"])
-signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+signal.pthread_sigmask(signal.SIG_BLOCK, [SIGHUP, SIGUSR1])
 record_fleet(fleet)
 print("ready", flush=True)
-for number in range(signals):
-    signal.sigwait([signal.SIGTERM])
-    print(f"signal {number + 1}", flush=True)
+while signal.sigwait([SIGHUP, SIGUSR1]) != number:
+    print("asked", flush=True)
 remove_record(fleet)
 """
 NOBODY = "http://127.0.0.1:9"
@@ -38,21 +38,29 @@ Start = Callable[..., "subprocess.Popen[str]"]
 @pytest.fixture(autouse=True)
 def noted_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(down_module, "LOOK_S", 0.01)
-    monkeypatch.setattr(down_module, "BETWEEN_SIGNALS_S", 0.2)
     return machine_without_fleets(tmp_path, monkeypatch)
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Start a fleet that ends after this many signals."""
+    """Start a fleet that ends with this signal."""
     with ExitStack() as stack:
 
         def started(
-            port: int = 8000, controller: str = NOBODY, signals: int = 1, found: bool = False
+            port: int = 8000, controller: str = NOBODY, number: int = signal.SIGHUP, found: bool = False
         ) -> "subprocess.Popen[str]":
             folder = tmp_path / f"warmroute-{port}"
             folder.mkdir()
-            command = [sys.executable, "-c", UP, str(port), controller, str(signals), str(folder), *["found"] * found]
+            command = [
+                sys.executable,
+                "-c",
+                UP,
+                str(port),
+                controller,
+                str(int(number)),
+                str(folder),
+                *["found"] * found,
+            ]
             up = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
             stack.callback(up.kill)
             assert up.stdout is not None and up.stdout.readline() == "ready\n"
@@ -70,43 +78,35 @@ def test_a_fleet_gets_one_signal_and_is_waited_for(start: Start) -> None:
     assert running_fleets() == []
 
 
-def test_now_sends_the_second_one(start: Start) -> None:
-    up = start(signals=2)
-    assert run(down, "--now").lines[-1] == "The fleet of port 8000 has ended"
-    assert up.wait(5) == 0
-
-
-def test_asking_again_only_waits_because_a_second_signal_would_cut_requests(start: Start) -> None:
-    up = start(signals=2)
+def test_now_does_not_wait_and_asking_twice_without_it_cuts_nothing(start: Start) -> None:
+    up = start(number=signal.SIGUSR1)
     [fleet] = running_fleets()
-    down_module.ask_to_end(fleet, now=False)
-    assert up.stdout is not None and up.stdout.readline() == "signal 1\n"
-    [asked] = running_fleets()
-    down_module.ask_to_end(asked, now=False)
-    assert is_running(asked)
-    assert run(down, "--now").status == 0
-    assert up.stdout.readline() == "signal 2\n"
+    for _ in range(2):
+        down_module.send_signal(fleet, now=False)
+        assert up.stdout is not None and up.stdout.readline() == "asked\n"
+    assert is_running(fleet)
+    assert run(down, "--now").lines[-1] == "The fleet of port 8000 has ended"
     assert up.wait(5) == 0
 
 
 def test_what_still_runs_is_shown(start: Start) -> None:
     leaving = replica("demo-1", "leaving", open_requests=2)
     with serving(Script(calm(), view([model(wanted=0, ready=0, replicas=1)], [leaving], ending=True))) as script:
-        up = start(controller=script.url, signals=2)
+        up = start(controller=script.url, number=signal.SIGUSR1)
         looked = script.answer
 
         def answer(asked: object) -> tuple[int, object]:
             if len(script.asked) == 4:
-                up.send_signal(signal.SIGTERM)
+                up.send_signal(signal.SIGUSR1)
             return looked(asked)  # type: ignore[arg-type]
 
         script.answer = answer  # type: ignore[method-assign]
         ran = run(down)
     assert ran.lines[1:] == [
-        "Ending port 8000: 0 of 2",
+        f"Ending port 8000, pid {up.pid}: 0 of 2",
         "demo-0 is gone",
         "demo-1 finishes 2 requests and leaves",
-        "Ending port 8000: 1 of 2",
+        f"Ending port 8000, pid {up.pid}: 1 of 2",
         "The fleet of port 8000 has ended",
     ]
 
@@ -126,28 +126,21 @@ def test_what_a_killed_fleet_has_left_is_removed(start: Start, tmp_path: Path, n
     up = start()
     up.kill()
     up.wait()
-    for arguments in ([], ["--fleet", "8000"]):
-        ran = run(down, *arguments)
-        if not arguments:
-            assert (ran.status, ran.output) == (0, "")
-            assert f"Note: the fleet of port 8000 was killed (pid {up.pid}); its remains are removed" in ran.errors
-            assert not (tmp_path / "warmroute-8000").exists()
-            assert not noted_in.exists()
+    ran = run(down)
+    assert ran.status == 1
+    assert f"Note: the fleet of port 8000 was killed (pid {up.pid}); its remains are removed" in ran.errors
+    assert not (tmp_path / "warmroute-8000").exists()
+    assert not noted_in.exists()
+    ran = run(down, "--fleet", "8000")
     assert (ran.status, ran.errors) == (1, "no fleet on this machine has port 8000; running: none")
 
 
 def test_a_fleet_that_is_killed_while_it_ends_is_cleaned_up_too(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    up = start(signals=5)
-    real = down_module.send_signal
-
-    def killing(fleet: LocalFleet) -> None:
-        real(fleet)
-        up.kill()
-
-    monkeypatch.setattr(down_module, "send_signal", killing)
-    assert run(down).lines[-1] == "The fleet of port 8000 was killed; its files are removed"
+    up = start(number=signal.SIGUSR1)
+    monkeypatch.setattr(down_module, "send_signal", lambda *_: up.kill())
+    assert "the fleet of port 8000 was killed" in run(down).errors
     assert not (tmp_path / "warmroute-8000").exists()
     assert running_fleets() == []
 
@@ -189,27 +182,25 @@ def test_a_pid_that_was_given_again_gets_no_signal() -> None:
         assert started is not None
         fleet = LocalFleet(port=8000, pid=stranger.pid, started=started, controller=NOBODY)
         record_fleet(msgspec.structs.replace(fleet, started=started - 1))
-        assert run(down).status == 0  # it was killed, long ago
-        down_module.send_signal(msgspec.structs.replace(fleet, started=started - 1))
+        assert run(down).status == 1  # it was killed, long ago
+        down_module.send_signal(msgspec.structs.replace(fleet, started=started - 1), now=False)
         with pytest.raises(subprocess.TimeoutExpired):
             stranger.wait(0.2)
-        down_module.send_signal(fleet)
-        assert stranger.wait(5) == -signal.SIGTERM
+        down_module.send_signal(fleet, now=False)
+        assert stranger.wait(5) == -signal.SIGHUP
 
 
 def test_one_that_is_elsewhere_is_asked_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(down_module, "GONE_S", 0.05)
-    with ExitStack() as stack:
-        server = stack.enter_context(ExitStack())
-        script = server.enter_context(serving(Script(calm(), view([model(wanted=0, ready=0)], [], ending=True))))
-        real = down_module.DownProgress.look
+    with serving(Script(calm(), view([model(wanted=0, ready=0)], [], ending=True))) as script:
+        looked = script.answer
 
-        def look(running: down_module.DownProgress) -> None:
-            real(running)
+        def answer(asked: object) -> tuple[int, object]:
             if len(script.views) == 1:
-                server.close()
+                script.answers["/fleet"] = refusal(503, "it has ended")
+            return looked(asked)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(down_module.DownProgress, "look", look)
+        script.answer = answer  # type: ignore[method-assign]
         ran = run(down, "--fleet", script.url)
     assert script.changes == [("/end", {})]
     assert ran.lines[-1] == f"The fleet of {script.url} has ended"

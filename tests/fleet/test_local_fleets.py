@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import socket
 import stat
 import subprocess
 import sys
@@ -261,16 +260,6 @@ def test_the_remains_of_a_killed_fleet_are_removed_with_a_note(
     assert capsys.readouterr().err == ""
 
 
-def test_a_controller_that_outlived_its_fleet_is_reported(
-    process: subprocess.Popen[bytes], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        killed_fleet(process, port=port - 1)
-        assert running_fleets() == []
-    assert f"warmroute down http://127.0.0.1:{port}\n" in capsys.readouterr().err
-
-
 def test_only_temporary_folders_of_ours_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Removals are only recorded, so that a bug in the code deletes nothing here."""
     removed: list[str] = []
@@ -302,7 +291,7 @@ def test_half_a_file_is_never_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", killed)
         with pytest.raises(KeyboardInterrupt):
-            record_fleet(msgspec.structs.replace(fleet, ending=True))
+            record_fleet(msgspec.structs.replace(fleet, found=True))
     assert running_fleets() == [fleet]
     assert path.exists()
 

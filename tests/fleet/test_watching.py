@@ -68,8 +68,9 @@ async def test_a_replica_that_dies_and_is_ready_again_between_two_looks_is_told_
     await follow(watcher)
     assert said == [
         "demo-0 is ready",
-        "demo-0 has ended; it is started again. Its last words:\n  | out of memory",
-        "demo-0 is ready",
+        "demo-0 has ended",
+        "  | out of memory",
+        "demo-0 is ready again",
     ]
     assert watcher.failed
 

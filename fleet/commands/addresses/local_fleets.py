@@ -6,7 +6,6 @@ The folder is this user's alone. New fields go last.
 import contextlib
 import os
 import shutil
-import socket
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -21,7 +20,6 @@ from msgspec import Meta, Struct
 from fleet.commands.addresses.address import example
 
 FOLDER_PREFIX = "warmroute-"  # nothing with another name is ever removed
-CONNECT_TIMEOUT_S = 1.0
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 Port = Annotated[int, Meta(ge=1, le=65535)]
@@ -35,7 +33,6 @@ class LocalFleet(Struct, frozen=True, kw_only=True):
     controller: Annotated[str, Meta(pattern="^https?://")]  # its URL
     key: HeaderText | None = None  # the controller's key
     folders: tuple[str, ...] = ()  # temporary ones, to be removed should it be killed
-    ending: bool = False  # whether `warmroute down` has asked it to end: to be asked twice means something else
     found: bool = False  # whether the fleet was there already: it goes on when this process, with its router, ends
     router: Annotated[str, Meta(pattern=r"\A(https?://[!-~]+)?\Z")] = ""  # its URL; empty: at 127.0.0.1
 
@@ -158,10 +155,6 @@ def running_fleets() -> list[LocalFleet]:
             continue
         clean_up(fleet)
         _say(f"the fleet of port {fleet.port} was killed (pid {fleet.pid}); its remains are removed")
-        with contextlib.suppress(OSError, ValueError):  # a cluster's controller needs no `warmroute up`
-            address = urlsplit(fleet.controller).hostname or "", _port_of(fleet.controller) or 80
-            socket.create_connection(address, CONNECT_TIMEOUT_S).close()
-            _say(f"its controller still answers; end it with: warmroute down {fleet.controller}")
     return sorted(living, key=lambda fleet: (fleet.port, fleet.started))
 
 

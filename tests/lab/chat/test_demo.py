@@ -77,7 +77,7 @@ def test_a_fleet_that_runs_loses_a_replica_only_if_it_is_named(tmp_path: Path) -
         output = re.sub(r"\x1b\[[\d;?]*\w", "", screen.written.decode()).replace("\r\n", "\n")
         check_clocks(output)  # it asks with another salt each time
         assert LOST.search(output)
-        up.wait_for("it is started again")
+        up.wait_for("is ready", times=3)
         assert up.end() == 0
     finally:
         up.close()
