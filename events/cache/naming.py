@@ -100,11 +100,11 @@ class Naming:
         self._pools = pools
         self._groups = groups
         self._doubtful = doubtful
-        self._hash_chain = HashChain()
+        self.hash_chain = HashChain()
 
     def restarted(self) -> None:
         """Forget which algorithm hashes: another process may follow."""
-        self._hash_chain = HashChain()
+        self.hash_chain = HashChain()
 
     def key(self, block_hash: Hash) -> int | None:
         """The key of a hash that is resident, or was before a loss."""
@@ -172,7 +172,7 @@ class Naming:
         if layout is None or event.block_size != layout.unit:
             return None
         pool = self._pools.get(pool_name(event.medium, event.group_idx))
-        return self._hash_chain.names(event, self.root(event), () if pool is None else pool.named)
+        return self.hash_chain.names(event, self.root(event), () if pool is None else pool.named)
 
     def own_keys(self, event: BlockStored) -> tuple[int, list[int]] | None:
         """The parent's key and the blocks' own where a native replica's hashes are keys; None if they are not.

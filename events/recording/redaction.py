@@ -25,10 +25,11 @@ from typing import Any
 
 import msgspec
 
-from events.cache.extras import block_of, chain_keys, chain_root, has_pairs, unit_keys
+from events.cache.extras import has_pairs
 from events.cache.groups import Groups
-from events.cache.hash_chain import HashChain
+from events.cache.naming import Doubtful, Naming
 from events.cache.pool import low64
+from events.cache.pools import Pools
 from events.messages import AllBlocksCleared, BadBatch, BlockRemoved, BlockStored, Decoder, Event, Hash, UnknownEvent
 from events.native import decode_snapshot_header
 from events.source import Record, Source
@@ -86,14 +87,14 @@ class Names:
     def __init__(self, model: str, native: bool, secret: bytes) -> None:
         self._secret = secret
         self._native = native
-        self._model = model
-        self._known: dict[Hash, int] = {}
+        self._groups = Groups()
+        doubtful = Doubtful()
+        self._naming = Naming(model, Pools(), self._groups, doubtful)
+        self._known = doubtful.keys
         self._gone: dict[Hash, int] = {}  # removed, and perhaps needed again; the oldest are forgotten
         self._digested: set[Hash] = set()
         self._waiting: dict[Hash, list[BlockStored]] = {}
         self._payloads: dict[bytes, bytes] = {}
-        self._groups = Groups()
-        self._hash_chain = HashChain()
 
     def learn(self, payload: bytes) -> None:
         if self._native:
@@ -102,19 +103,38 @@ class Names:
         for event in stored:
             self._groups.learn(event)
         for event in stored:
-            if event.token_ids:
-                if self._groups.sparse and _is_in_gpu_memory(event):
-                    self._learn_described(event)
-                    continue
-                parent = event.parent_block_hash
-                parent_key = self._root(event) if parent is None else self._key(parent)
-                if parent_key is None:
-                    assert parent is not None
-                    self._waiting.setdefault(parent, []).append(event)
-                    if len(self._waiting) > REMEMBERED_NAMES:
-                        del self._waiting[next(iter(self._waiting))]
-                else:
-                    self._learn_chain(event, parent_key)
+            self._learn([event])
+
+    def _learn(self, pending: list[BlockStored]) -> None:
+        """Name the blocks of these events, and of those that waited for them."""
+        while pending:
+            event = pending.pop()
+            for block_hash, key in self._named(event).items():
+                if block_hash not in self._digested:
+                    self._known[block_hash] = key
+                    self._gone.pop(block_hash, None)
+                pending += self._waiting.pop(block_hash, ())
+
+    def _named(self, event: BlockStored) -> dict[Hash, int]:
+        """The keys of the event's blocks as far as they are known; it waits if its parent's is not."""
+        if not event.token_ids:
+            return {}
+        hashes, parent, in_gpu_memory = event.block_hashes, event.parent_block_hash, event.medium in (None, "GPU")
+        if self._groups.sparse and in_gpu_memory:
+            names = self._naming.described(event)
+            return {} if names is None else {block_hash: names[low64(block_hash)] for block_hash in hashes}
+        parent_key = self._naming.root(event) if parent is None else self._key(parent)
+        if parent_key is None:
+            assert parent is not None
+            self._waiting.setdefault(parent, []).append(event)
+            if len(self._waiting) > REMEMBERED_NAMES:
+                del self._waiting[next(iter(self._waiting))]
+            return {}
+        if in_gpu_memory:
+            keys = self._naming.chain(event, parent_key)
+        else:
+            _, keys = self._naming.below(event) or (0, None)
+        return dict(zip(hashes, keys or (), strict=False))
 
     def knows(self, payload: bytes) -> bool:
         """Return True if every hash in the batch has a name."""
@@ -149,7 +169,7 @@ class Names:
             parent = event.parent_block_hash
             return BlockStored(
                 block_hashes=[self._name(block_hash) for block_hash in event.block_hashes],
-                parent_block_hash=self._root(event) if parent is None else self._name(parent),
+                parent_block_hash=self._naming.root(event) if parent is None else self._name(parent),
                 token_ids=[(0, 0) if has_pairs(event) else 0] * len(event.token_ids),
                 block_size=event.block_size,
                 lora_id=event.lora_id,
@@ -172,61 +192,11 @@ class Names:
         # A type that nobody knows stays one, and an event that cannot be read stays unreadable.
         return {"type": event.type_name[:80]} if isinstance(event, UnknownEvent) else {"type": "BlockStored"}
 
-    def _learn_chain(self, event: BlockStored, parent_key: int) -> None:
-        pending = [(event, parent_key)]
-        while pending:
-            event, parent_key = pending.pop()
-            keys = self._chained(event, parent_key) if _is_in_gpu_memory(event) else self._below(event, parent_key)
-            for block_hash, key in zip(event.block_hashes, keys, strict=False):
-                if block_hash not in self._digested:
-                    self._known[block_hash] = key
-                    self._gone.pop(block_hash, None)
-                name = self._known.get(block_hash, key)
-                pending += [(child, name) for child in self._waiting.pop(block_hash, ())]
-
-    # The next four name blocks as the resolver does.
-
-    def _root(self, event: BlockStored) -> int:
-        layout = self._groups.layout
-        return chain_root(event, self._model, None if layout is None else layout.unit)
-
-    def _chained(self, event: BlockStored, parent_key: int) -> list[int]:
-        """The keys of the event's blocks; none if it has tokens of others, too: another group names the same hashes."""
-        layout = self._groups.layout
-        keys = chain_keys(event, parent_key) if layout is None else unit_keys(event, parent_key, layout.unit)
-        return keys or []
-
-    def _below(self, event: BlockStored, parent_key: int) -> list[int]:
-        """The same in a lower medium, whose events leave salts and images out: a hash that is known names its block."""
-        keys: list[int] = []
-        for index, block_hash in enumerate(event.block_hashes):
-            made = (
-                [key]
-                if (key := self._key(block_hash)) is not None
-                else self._chained(block_of(event, index), parent_key)
-            )
-            if not made:
-                break
-            keys += made
-            parent_key = made[0]
-        return keys
-
-    def _learn_described(self, event: BlockStored) -> None:
-        """Blocks among those that the event describes, by vLLM's hashes; no group names all of them."""
-        layout = self._groups.layout
-        if layout is None or event.block_size != layout.unit:
-            return
-        names = self._hash_chain.names(event, self._root(event), self._known) or {}
-        for block_hash in event.block_hashes:
-            if names and block_hash not in self._digested:
-                self._known[block_hash] = names[low64(block_hash)]
-                self._gone.pop(block_hash, None)
-
     def _key(self, block_hash: Hash) -> int | None:
         if self._native and isinstance(block_hash, int):
             return block_hash
         key = self._known.get(block_hash, self._gone.get(block_hash))
-        return self._hash_chain.key(block_hash) if key is None and self._groups.sparse else key
+        return self._naming.hash_chain.key(block_hash) if key is None and self._groups.sparse else key
 
     def _name(self, block_hash: Hash) -> int:
         """The key, or from now on a digest of the hash."""
@@ -234,8 +204,7 @@ class Names:
         if key is None:
             key = self._known[block_hash] = int.from_bytes(self._digest(block_hash)[:8], "big")
             self._digested.add(block_hash)
-            for child in self._waiting.pop(block_hash, ()):
-                self._learn_chain(child, key)
+            self._learn(self._waiting.pop(block_hash, []))
         return key
 
     def _forget(self, hashes: Iterable[Hash]) -> None:
@@ -255,10 +224,6 @@ class Names:
 
     def _digest(self, value: Hash | str) -> bytes:
         return blake2b(_encode(value), key=self._secret, digest_size=16).digest()
-
-
-def _is_in_gpu_memory(event: BlockStored) -> bool:
-    return event.medium in (None, "GPU")
 
 
 def _payload(record: Record) -> bytes | None:
