@@ -235,7 +235,7 @@ class Publisher:
             self._inspect_at_s = now_s + INSPECT_S
             self._to_inspect = False
             for bound in self._bound:
-                self._to_inspect |= bound.inspect()
+                bound.peers.inspect()
 
     def _send_batch(self, ts: float, events: Sequence[KnownEvent]) -> None:
         if len(self._queue) > self.config.queue_batches:

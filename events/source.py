@@ -91,8 +91,7 @@ class Header(Struct, frozen=True):
 
 
 class Record(Struct, array_like=True, frozen=True):
-    """One message, or a mark without frames: "connected", "disconnected", "tick", "standstill" (see `subscriber.Tap`),
-    or "session": the recorder was started again, with `--append`."""
+    """One message, or a mark without frames: "connected", "disconnected", "tick" or "standstill" (`subscriber.Tap`)."""
 
     time: float
     source: int

@@ -124,10 +124,6 @@ class Conformance:
         self._synchronized = True
         self._release(sys.maxsize)
 
-    def interrupted(self) -> None:
-        """The recorder was stopped and started again: nothing is known of the time between."""
-        self._begin()
-
     # ---- the result
 
     def findings(self) -> list[Finding]:

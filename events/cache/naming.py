@@ -7,7 +7,6 @@ from events.cache.groups import Groups
 from events.cache.hash_chain import HashChain
 from events.cache.pool import Pool, pool_name
 from events.cache.pools import Pools
-from events.cache.slices import StoredPiece
 from events.messages import BlockStored, Hash, decode_tokens
 
 MAIN = "GPU", 0
@@ -126,8 +125,6 @@ class Naming:
         parent = event.parent_block_hash
         if parent is None:
             return self.root(event)
-        if isinstance(event, StoredPiece) and event.start:
-            return event.whole.last_key if event.whole.named_blocks == event.start else None
         key = pool.named.get(parent)
         return self.key(parent) if key is None else key
 
@@ -141,12 +138,7 @@ class Naming:
         if len(event.token_ids) != size * len(hashes):
             return None
         parent = event.parent_block_hash
-        if isinstance(event, StoredPiece) and event.start:
-            if event.whole.named_blocks != event.start:
-                return None
-            above: int | None = event.whole.last_key
-        else:
-            above = self.root(event) if parent is None else self.key(parent)
+        above = self.root(event) if parent is None else self.key(parent)
         named: dict[Hash, int] = {}
         keys: list[int] = []
         last = above
@@ -159,8 +151,6 @@ class Naming:
                 key = named[block_hash] = made[0]
             keys.append(key)
             last = key
-        if isinstance(event, StoredPiece):
-            event.whole.note(event.start + len(keys), keys[-1])
         return above or 0, keys
 
     def described(self, event: BlockStored) -> dict[int, int] | None:

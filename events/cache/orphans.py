@@ -29,16 +29,6 @@ class Orphans(dict[Hash, list[BlockStored]]):
         super().clear()
         self.blocks = 0
 
-    def wait_for_parent(self, event: BlockStored) -> str | None:
-        """Keep an event until its parent has a key, as `wait` does."""
-        parent = event.parent_block_hash
-        if isinstance(event, StoredPiece):
-            if event.start:  # the whole event waits
-                return None
-            event = event.whole.event
-        assert parent is not None, "a block without a parent follows the root"
-        return self.wait(parent, event)
-
     def wait(self, for_hash: Hash, event: BlockStored) -> str | None:
         """Keep an event until this hash has a key; beyond the limit, drop the oldest ones, and say so."""
         self._stats.orphan_blocks += len(event.block_hashes) if event.token_ids else 1
@@ -117,6 +107,7 @@ class Reports:
         self.seen = False
         self.copies = 0  # counted although they may be reports
         self.latest: tuple[Pool, Hash] | None = None  # the last event that looked like one, within this batch
+        self.pieces_alike = False  # the pieces of the event that comes in pieces have looked like one so far
 
     def forget(self) -> None:
         self.seen, self.copies, self.latest = False, 0, None
@@ -124,13 +115,13 @@ class Reports:
     def like(self, event: BlockStored, pool: Pool) -> bool:
         """Return True if the event looks like a report."""
         if isinstance(event, StoredPiece) and event.start:
-            if not event.whole.reported:
+            if not self.pieces_alike:
                 return False
         elif event.parent_block_hash is not None or event.block_hashes[0] not in pool.named:
             return False
         alike = pool.named.keys() >= set(event.block_hashes)
         if isinstance(event, StoredPiece):
-            event.whole.reported = alike
+            self.pieces_alike = alike
         elif alike:
             self.latest = pool, event.block_hashes[-1]
         return alike

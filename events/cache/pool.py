@@ -124,8 +124,8 @@ class Pool:
             self.xor = reduce(xor, keys, self.xor)
         return True
 
-    def announce(self, hashes: Iterable[Hash], *, counts: bool = True) -> int:
-        """Add a copy of each hash without a known key; return how many were resident, counted or not."""
+    def announce(self, hashes: Iterable[Hash]) -> int:
+        """Add a copy of each hash without a known key; return how many were resident."""
         resident = 0
         for block_hash in hashes:
             if block_hash not in self:
@@ -134,8 +134,7 @@ class Pool:
                     self.xor ^= low64(block_hash)
                 continue
             resident += 1
-            if counts:
-                self.copies[block_hash] = self.copies.get(block_hash, 0) + 1
+            self.copies[block_hash] = self.copies.get(block_hash, 0) + 1
         return resident
 
     def assign(self, block_hash: Hash, key: int) -> list[int] | None:

@@ -15,7 +15,6 @@ from events.cache.naming import Doubtful, Naming
 from events.cache.orphans import Orphans, Reports, ends_in_a_hit
 from events.cache.pool import Digest, Pool, low64, pool_name
 from events.cache.pools import MAX_BLOCKS, Capacity, Pools, ResolverStats
-from events.cache.slices import StoredPiece
 from events.messages import (
     REMOTE,
     AllBlocksCleared,
@@ -33,7 +32,6 @@ class Resolver:
 
     `native`: the replica's hashes are block keys already, so neither tokens nor parents are needed.
     `keyed`: so are those of groups that keep part of a prefix (a redacted recording).
-    `reannounces`: the engine reports blocks again when they are hit, so copies cannot be counted (said to be inexact).
     `intern`: gives equal keys, so that many resolvers may keep one object for each.
     """
 
@@ -43,13 +41,11 @@ class Resolver:
         *,
         native: bool = False,
         keyed: bool = False,
-        reannounces: bool = False,
         orphan_limit: int = 100_000,
         intern: Callable[[list[int]], list[int]] | None = None,
     ) -> None:
         self.native = native
         self.keyed = keyed
-        self.reannounces = reannounces
         self.stats = ResolverStats()
         self.lost: str | None = None
         self.outgrown: str | None = None  # its blocks have keys of another size than its prompts now
@@ -69,8 +65,6 @@ class Resolver:
         """The reason for not trusting the resident set, or None."""
         if self.capacity.overclaim is not None:
             return self.capacity.overclaim
-        if self.reannounces:
-            return "the engine announces hits again as stores: copies cannot be counted"
         doubt = self.lost or self.capacity.full or self.outgrown or self.groups.doubt
         return doubt or self.reports.doubt(self.groups.layout) or self._dropped()
 
@@ -141,8 +135,7 @@ class Resolver:
     @property
     def learns_from_hits(self) -> bool:
         """True if blocks of its only group may be resident that no event has told of."""
-        plain = not self.native and not self.reannounces and self.groups.layout is None
-        return plain and self.doubtful.is_of_one_group(self.pools)
+        return not self.native and self.groups.layout is None and self.doubtful.is_of_one_group(self.pools)
 
     def found(self, keys: Sequence[int], *, proved: bool = False) -> list[int]:
         """Take blocks as resident that the replica has reused since the loss; return the keys new here.
@@ -274,10 +267,9 @@ class Resolver:
         elif len(event.token_ids) != size * len(hashes):
             self.stats.unpaired_blocks += len(hashes)
         elif (parent_key := self.naming.parent_key(event, pool)) is None:
-            self.lost = self._orphans.wait_for_parent(event) or self.lost
+            assert event.parent_block_hash is not None, "a block without a parent follows the root"
+            self.lost = self._orphans.wait(event.parent_block_hash, event) or self.lost
         elif (keys := self.naming.chain(event, parent_key)) is not None:
-            if isinstance(event, StoredPiece):
-                event.whole.note(event.start + len(keys), keys[-1])
             return parent_key, keys
         elif layout is not None and size != layout.unit:
             self._store_sparse(event, pool, changes)
@@ -341,7 +333,7 @@ class Resolver:
         return new
 
     def _announce(self, pool: Pool, hashes: list[Hash]) -> None:
-        self.stats.duplicate_blocks += pool.announce(hashes, counts=not self.reannounces)
+        self.stats.duplicate_blocks += pool.announce(hashes)
 
     def _assign(self, pool: Pool, block_hash: Hash, key: int) -> list[int]:
         new = pool.assign(block_hash, key)
@@ -358,7 +350,7 @@ class Resolver:
             return False
         if reports.proves(event, pool):
             self._take_back_reports(changes)
-        if not reports.like(event, pool) or self.reannounces:
+        if not reports.like(event, pool):
             return False
         if not reports.seen:
             reports.count(event, pool)

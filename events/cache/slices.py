@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from msgspec import Raw, Struct
+from msgspec import Raw
 from msgspec.structs import asdict, replace
 
 from events.messages import BlockRemoved, BlockStored, Event, Token, decode_tokens
@@ -14,23 +14,9 @@ SLICE_BLOCKS = 2048  # some milliseconds of work
 _NOT_PAIRED = (0,)  # token ids that belong to no number of blocks
 
 
-class Whole(Struct):
-    """A stored event that is applied in pieces; the resolver notes its progress."""
-
-    event: BlockStored
-    named_blocks: int = 0  # the first ones
-    last_key: int = 0
-    reported: bool = False  # so far all of its blocks look like a report of resident ones
-
-    def note(self, named_blocks: int, last_key: int) -> None:
-        """The first blocks have keys up to this one."""
-        self.named_blocks, self.last_key = named_blocks, last_key
-
-
 class StoredPiece(BlockStored, tag="BlockStored", kw_only=True):
-    """Some blocks of a long event: they follow those of the piece before, whatever its hashes name elsewhere."""
+    """Some blocks of a long event."""
 
-    whole: Whole
     start: int  # blocks of the event before these
 
 
@@ -71,13 +57,11 @@ def _pieces(event: Event, size: int, blocks: int) -> Iterator[Event]:
         if event.parent_block_hash is None:  # whoever doubts its hashes compares the first piece with its tokens
             with suppress(ValueError):
                 event = decode_tokens(event)
-        whole = Whole(event)
-        yield from (_stored_piece(whole, start, start + blocks) for start in range(0, size, blocks))
+        yield from (_stored_piece(event, start, start + blocks) for start in range(0, size, blocks))
 
 
-def _stored_piece(whole: Whole, start: int, end: int) -> BlockStored:
+def _stored_piece(event: BlockStored, start: int, end: int) -> BlockStored:
     """Some blocks of the event; each piece is the parent of the next one."""
-    event = whole.event
     hashes = event.block_hashes
     own: dict[str, Any] = {
         "block_hashes": hashes[start:end],
@@ -89,7 +73,7 @@ def _stored_piece(whole: Whole, start: int, end: int) -> BlockStored:
     if isinstance(event.token_ids, Raw):  # not decoded because nobody looks at them
         return replace(event, **own)
     own["token_ids"] = _token_piece(event, start, end)
-    return StoredPiece(**asdict(event) | own, whole=whole, start=start)
+    return StoredPiece(**asdict(event) | own, start=start)
 
 
 def _token_piece(event: BlockStored, start: int, end: int) -> Sequence[Token]:

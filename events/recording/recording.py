@@ -10,7 +10,6 @@ nothing is renamed; a reader refuses only a MAGIC it does not know.
 A recording holds prompts (as token ids), so it is created readable by its owner alone. `redaction.py` takes them out.
 """
 
-import fcntl
 import mmap
 import os
 import time
@@ -26,7 +25,6 @@ from events.feed import Feed
 from events.messages import Frames
 from events.recording.redaction import Redactor
 from events.source import Header, Record, Source
-from events.stream.actions import Reset
 from events.subscriber import Tap
 from events.view import Request
 
@@ -57,43 +55,35 @@ class Damage(NamedTuple):
 class Recorder:
     """Writes a recording. Use as a context manager, or call `close`.
 
-    An existing file is refused, unless `append` goes on with it or `force` replaces it. With `redact`, what is written
-    lags up to some seconds behind (see `redaction.py`).
+    An existing file is refused, unless `force` replaces it. With `redact`, what is written lags up to some seconds
+    behind (see `redaction.py`).
     """
 
     def __init__(
-        self,
-        path: str | Path,
-        sources: Sequence[Source],
-        *,
-        redact: bool = False,
-        append: bool = False,
-        force: bool = False,
+        self, path: str | Path, sources: Sequence[Source], *, redact: bool = False, force: bool = False
     ) -> None:
         self.path = Path(path)
-        self.sources = [msgspec.structs.replace(source, curve=None, keyed=False) for source in sources]
         self.records = 0
-        self.written_bytes = 0
-        self.cut: Damage | None = None
-        self._redactor = Redactor(self.sources) if redact else None
-        # Times never run backwards within a session, whatever happens to the clock.
+        sources = [msgspec.structs.replace(source, curve=None, keyed=False) for source in sources]
+        self._redactor = Redactor(sources) if redact else None
+        # Times never run backwards, whatever happens to the clock.
         self._zero_s = time.time() - time.monotonic()
         self._flushed_s = time.monotonic()
-        if append and self.path.exists():
-            self._reopen(redact)
-        else:
-            header = Header(self.sources, time.time(), tool_version(), redact)
-            if force:
-                self.path.unlink(missing_ok=True)
-            try:
-                descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            except FileExistsError as error:
-                raise FileExistsError(f"{self.path} exists; --append continues it, --force replaces it") from error
-            self._take(descriptor)
-            self._file.write(MAGIC)
-            self.written_bytes = len(MAGIC)
-            self._append(msgspec.msgpack.encode(header))
-            self._file.flush()
+        if force:
+            self.path.unlink(missing_ok=True)
+        try:
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError as error:
+            raise FileExistsError(f"{self.path} exists; --force replaces it") from error
+        self._file = os.fdopen(descriptor, "wb", buffering=2**20)
+        self._file.write(MAGIC)
+        self.written_bytes = len(MAGIC)
+        try:
+            tool = f"warmroute {version('warmroute')}"
+        except PackageNotFoundError:
+            tool = "warmroute"
+        self._append(msgspec.msgpack.encode(Header(sources, time.time(), tool, redact)))
+        self._file.flush()
 
     def __enter__(self) -> "Recorder":
         return self
@@ -130,28 +120,6 @@ class Recorder:
                 self._append(msgspec.msgpack.encode(ready))
                 self.records += 1
         self._file.close()
-
-    def _reopen(self, redact: bool) -> None:
-        old = Recording(self.path)
-        if old.header.sources != self.sources or old.header.redacted != redact:
-            kind = "redacted " if old.header.redacted else ""
-            names = ", ".join(source.name for source in old.sources)
-            raise BadRecording(f"{self.path} is a {kind}recording of {names}: append the same, with the same options")
-        end = old.end_of_last_record()
-        self.cut = next((damage for damage in old.damage if damage.offset == end), None)
-        self._take(os.open(self.path, os.O_WRONLY))
-        self._file.truncate(end)
-        self._file.seek(end)
-        self.written_bytes = end
-        self.write(Record(self._zero_s + time.monotonic(), 0, "session", []))
-
-    def _take(self, descriptor: int) -> None:
-        self._file = os.fdopen(descriptor, "wb", buffering=2**20)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._file.close()
-            raise BadRecording(f"{self.path} is being recorded to by another process") from error
 
     def _append(self, body: bytes) -> None:
         head = MARK + len(body).to_bytes(4, "little") + zlib.crc32(body).to_bytes(4, "little")
@@ -199,14 +167,8 @@ class Recording:
         return sorted(self._damage.values())
 
     def records(self, source: Source | None = None) -> Iterator[Record]:
-        """All records, or those of one source and of the recorder."""
+        """All records, or those of one source."""
         number = None if source is None else [own.name for own in self.sources].index(source.name)
-        for _, record in self.located():
-            if number in (None, record.source) or record.kind == "session":
-                yield record
-
-    def located(self) -> Iterator[tuple[int, Record]]:
-        """Records with the offsets at which they end."""
         decode = msgspec.msgpack.Decoder(Record).decode
         offset = self._start
         while offset < self.size:
@@ -218,10 +180,8 @@ class Recording:
                 offset = self._skip(offset)
                 continue
             offset += HEAD_BYTES + len(body)
-            yield offset, record
-
-    def end_of_last_record(self) -> int:
-        return max((end for end, _ in self.located()), default=self._start)
+            if number in (None, record.source):
+                yield record
 
     def replay_into(
         self,
@@ -268,14 +228,8 @@ class Recording:
 
 def feed_record(feed: Feed, record: Record) -> None:
     """One record to the feed of its source; the requests that follow were sent back then."""
-    view = feed.view
     requests: list[Request] = []
-    if record.kind == "session":
-        view.perform([Reset("the recorder was started again")])
-        stats = view.stream.stats
-        view.stream = type(view.stream)(view.stream.config)
-        view.stream.stats = stats
-    elif record.kind == "connected":
+    if record.kind == "connected":
         requests = feed.connected(record.time)
     elif record.kind == "disconnected":
         feed.disconnected()
@@ -295,10 +249,3 @@ def redacted_copy(recording: Recording, path: str | Path, *, force: bool = False
         for record in recording.records():
             recorder.write(record)
     return recorder
-
-
-def tool_version() -> str:
-    try:
-        return f"warmroute {version('warmroute')}"
-    except PackageNotFoundError:
-        return "warmroute"

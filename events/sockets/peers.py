@@ -5,7 +5,6 @@ empty part, two bytes on its way, takes 64. Its monitor names the descriptor of 
 something came by it and how much, and can shut it down, which libzmq takes for a peer that has left.
 """
 
-import errno
 import logging
 import os
 import select
@@ -24,7 +23,8 @@ from events.sockets.curve import CurveKeys, secure_server
 log = logging.getLogger(__name__)
 
 # All peers together may have sent so much by the connections they have: subscriptions, requests of some ten bytes,
-# handshakes and heartbeats. No more can wait, as nobody knows which parts are of messages that have ended.
+# handshakes and heartbeats. No more can wait, as nobody knows which parts are of messages that have ended, and libzmq
+# takes some 40 bytes for each byte of a topic.
 MAX_BYTES = 2**20
 INSPECT_S = 0.01  # between two looks at what comes; libzmq takes some ten megabytes meanwhile
 _BYTES_RECEIVED = slice(128, 136)  # tcpi_bytes_received of Linux's `struct tcp_info`
@@ -42,7 +42,6 @@ class PublisherStats(Struct):
     abandoned_transfers: int = 0  # to peers that did not read them
     refused_peers: int = 0  # there were too many
     cut_off_peers: int = 0  # they sent too much
-    reopened_sockets: int = 0  # all their peers together subscribed to too many topics
 
 
 class Ends(Struct, frozen=True):
@@ -199,7 +198,6 @@ def received_bytes(descriptor: int, ends: Ends) -> int:
 
 
 MAX_PART_BYTES = 1024  # the longest message of a peer: a request, a subscription, a handshake
-MAX_TOPICS = 1000  # the limit for all peers; libzmq takes some 40 bytes for each byte of a topic
 WAITING_REQUESTS = 4  # the limit for one peer; more wait with it (with 1, nobody gets in by CURVE)
 KERNEL_BYTES = 256 * 1024  # wait in the kernel for a peer that does not read
 UNREAD_MS = 30_000  # a peer whose kernel takes nothing for so long is gone
@@ -207,7 +205,7 @@ HANDSHAKE_MS = 5000
 
 
 class BoundSocket:
-    """A PUB or a ROUTER: what its peers may cost. `socket` is another one after `inspect` has found too many topics."""
+    """A PUB or a ROUTER, with what its peers may cost."""
 
     def __init__(
         self,
@@ -220,26 +218,9 @@ class BoundSocket:
         curve: CurveKeys | None,
         stats: PublisherStats,
     ) -> None:
-        self._context = context
-        self._kind = kind
-        self._waiting_messages = waiting_messages
-        self._most_peers = most_peers
-        self._curve = curve
-        self._stats = stats
-        self.endpoint = endpoint
-        self._open()
-        try:
-            self.socket.bind(endpoint)
-        except zmq.ZMQError as error:
-            self.close()
-            raise zmq.ZMQError(error.errno, f"cannot bind {endpoint}: {zmq.strerror(error.errno or 0)}") from error
-        self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        self._bound = True
-
-    def _open(self) -> None:
-        self.socket: zmq.Socket[bytes] = self._context.socket(self._kind)
-        self.peers = Peers(self.socket, self._most_peers, self._stats)
-        self.socket.sndhwm = self._waiting_messages
+        self.socket: zmq.Socket[bytes] = context.socket(kind)
+        self.peers = Peers(self.socket, most_peers, stats)
+        self.socket.sndhwm = waiting_messages
         self.socket.rcvhwm = WAITING_REQUESTS
         self.socket.maxmsgsize = MAX_PART_BYTES
         self.socket.handshake_ivl = HANDSHAKE_MS
@@ -250,34 +231,16 @@ class BoundSocket:
         self.socket.tcp_keepalive = 1
         self.socket.tcp_keepalive_idle, self.socket.tcp_keepalive_intvl, self.socket.tcp_keepalive_cnt = 10, 5, 3
         self.socket.linger = 500
-        if self._kind == zmq.ROUTER:
+        if kind == zmq.ROUTER:
             self.socket.router_mandatory = True
-        if self._curve is not None:
-            secure_server(self.socket, self._curve)
-
-    def inspect(self) -> bool:
-        """Shut out peers that send too much, forget all if they subscribe to too much; True: inspect again soon."""
-        self.peers.inspect()
-        if not self._bound:
-            self._bind_again()
-        elif self._kind == zmq.PUB and int(self.socket.getsockopt(zmq.TOPICS_COUNT)) > MAX_TOPICS:
-            if not self._stats.reopened_sockets:
-                log.warning("more than %d topics at %s; reopening the socket", MAX_TOPICS, self.endpoint)
-            self._stats.reopened_sockets += 1
-            self.close(linger_ms=0)
-            self._open()
-            self._bind_again()
-        return not self._bound
-
-    def _bind_again(self) -> None:
-        """Bind the endpoint again; messages sent before are lost, which a consumer sees as a gap."""
+        if curve is not None:
+            secure_server(self.socket, curve)
         try:
-            self.socket.bind(self.endpoint)
-            self._bound = True
+            self.socket.bind(endpoint)
         except zmq.ZMQError as error:
-            if error.errno != errno.EADDRINUSE:  # the old socket is closed by another thread
-                raise
-            self._bound = False
+            self.close()
+            raise zmq.ZMQError(error.errno, f"cannot bind {endpoint}: {zmq.strerror(error.errno or 0)}") from error
+        self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def close(self, linger_ms: int | None = None) -> None:
         self.peers.close()  # first: libzmq waits for ever to report to a monitor that nobody reads any more

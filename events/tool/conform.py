@@ -82,9 +82,7 @@ class Graded(Stream):
         self._replied_s = 0.0
 
     def received(self, kind: str, frames: Frames) -> None:
-        if kind == "session":
-            self.grades.interrupted()
-        elif kind == "events":
+        if kind == "events":
             self.grades.live(frames)
         elif kind == "replay":
             self._replied_s = time.monotonic()

@@ -18,7 +18,6 @@ from events.view import CacheView
 @click.argument("targets", nargs=-1, required=True, metavar="ENDPOINT...")
 @click.option("-o", "--output", "path", required=True, metavar="FILE", help="The file to write.")
 @click.option("--redact", is_flag=True, help="Leave out token ids, salts and names; keep keys and structure.")
-@click.option("--append", is_flag=True, help="Continue an existing recording of the same sources.")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 @stream_options
 @for_option
@@ -27,7 +26,6 @@ def record(
     targets: tuple[str, ...],
     path: str,
     redact: bool,
-    append: bool,
     force: bool,
     stream: StreamOptions,
     for_s: float | None,
@@ -46,17 +44,15 @@ def record(
       warmroute events record tcp://a:5557 tcp://b:5557 -o both.wre --for 3600
       warmroute events record incident.wre --redact -o shareable.wre
     """
-    if append and force:
-        raise click.UsageError("--append continues the file, --force replaces it: give only one of them")
     opened = open_targets(targets, stream)
     output = Output(as_json)
     try:
         if any(target.recording is not None for target in opened):
-            _copy(opened, path, redact, append, force, output)
+            _copy(opened, path, redact, force, output)
         else:
             streams = [Stream(target, source) for target in opened for source in target.sources]
             sources = [stream.source for stream in streams]
-            with Recorder(path, sources, redact=redact, append=append, force=force) as recorder:
+            with Recorder(path, sources, redact=redact, force=force) as recorder:
                 _record(recorder, streams, for_s, output)
             views = [stream.view for stream in streams]
             _report(recorder, views, output)
@@ -67,8 +63,6 @@ def record(
 
 
 def _record(recorder: Recorder, streams: Sequence[Stream], for_s: float | None, output: Output) -> None:
-    if recorder.cut is not None:
-        output.note(f"cut off before going on: {recorder.cut}")
     for index, stream in enumerate(streams):
         stream.received = recorder.tap(index)  # type: ignore[method-assign, assignment]
     if output.json:
@@ -84,12 +78,12 @@ def _record(recorder: Recorder, streams: Sequence[Stream], for_s: float | None, 
         follow(streams, limit_s=for_s, every=every)
 
 
-def _copy(targets: list[Target], path: str, redact: bool, append: bool, force: bool, output: Output) -> None:
+def _copy(targets: list[Target], path: str, redact: bool, force: bool, output: Output) -> None:
     recording = targets[0].recording
     if len(targets) > 1 or recording is None:
         raise click.UsageError("give either one FILE to copy, or ENDPOINTs to record")
-    if not redact or append:
-        raise click.UsageError("copying a recording needs --redact and a new file; for an exact copy use cp")
+    if not redact:
+        raise click.UsageError("copying a recording needs --redact; for an exact copy use cp")
     if Path(path).exists() and Path(path).samefile(recording.path):
         raise click.UsageError(f"{path} would be copied onto itself; name another file with -o")
     recorder = redacted_copy(recording, path, force=force)

@@ -66,7 +66,11 @@ class PeerSockets:
                 raise OSError(f"--peer-listen {listen}: {error}; choose another endpoint") from error
             raise
         self.endpoint = self._bound.endpoint
-        self._watch_listeners()
+        peers = self._bound.peers
+        self._watched = int(peers.monitor.FD), peers.arrivals.fileno()
+        self._loop.add_reader(self._watched[0], peers.watch)
+        self._loop.add_reader(self._watched[1], self._arrived)
+        peers.watch()  # the descriptor is edge-triggered
         ours = None if keys is None else CurveClient(keys.public, keys.public, keys.secret)
         self.link = PlainLink if ours is None else partial(CurveLink, self._context, ours)
 
@@ -78,32 +82,19 @@ class PeerSockets:
         with suppress(zmq.Again):  # it is lost, as if on the way
             self._bound.socket.send_multipart(frames, zmq.NOBLOCK)
 
-    def _watch_listeners(self) -> None:
-        peers = self._bound.peers
-        self._watched = int(peers.monitor.FD), peers.arrivals.fileno()
-        self._loop.add_reader(self._watched[0], peers.watch)
-        self._loop.add_reader(self._watched[1], self._arrived)
-        peers.watch()  # the descriptor is edge-triggered
-
-    def _unwatch_listeners(self) -> None:
-        for descriptor in self._watched:
-            self._loop.remove_reader(descriptor)
-
     def _arrived(self) -> None:
         self._loop.remove_reader(self._watched[1])
         self._inspecting = self._loop.call_later(INSPECT_S, self._inspect)
 
     def _inspect(self) -> None:
-        """Inspect who listens, which may give the socket up for another one."""
-        self._unwatch_listeners()
-        if self._bound.inspect():
-            self._inspecting = self._loop.call_later(INSPECT_S, self._inspect)
-        self._watch_listeners()
+        self._bound.peers.inspect()
+        self._loop.add_reader(self._watched[1], self._arrived)
 
     def close(self) -> None:
         if self._inspecting is not None:
             self._inspecting.cancel()
-        self._unwatch_listeners()
+        for descriptor in self._watched:
+            self._loop.remove_reader(descriptor)
         self._bound.close(linger_ms=0)
         self._end()
 

@@ -303,7 +303,7 @@ class Subject:
 
     def __init__(self, block: int) -> None:
         self.native = block % 4 == 3
-        self.resolver = Resolver(native=self.native, reannounces=block % 8 == 1, orphan_limit=1000)
+        self.resolver = Resolver(native=self.native, orphan_limit=1000)
         self.tolerant = Decoder()
         self.tolerant.decode(pack([0.0, [["AllBlocksCleared"]]]))
 

@@ -213,12 +213,6 @@ def test_clear_empties_all_media_and_forgets_what_was_lost() -> None:
     assert (resident_copies(resolver), resolver.orphan_blocks, resolver.inexact) == ({}, 0, None)
 
 
-def test_engine_that_announces_hits_again_is_a_set_and_never_exact() -> None:
-    resolver = resolved(stored([1], TOKENS[:2]), stored([1], TOKENS[:2]), reannounces=True)
-    assert resolver.inexact is not None
-    assert resident_copies(resolver) == {("GPU", 0): {1: 1}}
-
-
 def test_unknown_event_leaves_the_view_exact_but_counted() -> None:
     resolver = resolved(UnknownEvent("New"))
     assert (resolver.stats.unknown_events, resolver.inexact) == (1, None)
@@ -449,12 +443,10 @@ def test_digest_of_foreign_hashes_is_of_their_low_64_bits() -> None:
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
-@given(st.lists(BATCHES, max_size=4), st.booleans(), st.booleans(), st.booleans())
-def test_no_batch_that_decodes_breaks_the_resolver(
-    batches: list[EventBatch], native: bool, skim: bool, reannounces: bool
-) -> None:
+@given(st.lists(BATCHES, max_size=4), st.booleans(), st.booleans())
+def test_no_batch_that_decodes_breaks_the_resolver(batches: list[EventBatch], native: bool, skim: bool) -> None:
     decoder = Decoder(skim=skim and native)
-    resolver = Resolver(MODEL, native=native, reannounces=reannounces, orphan_limit=5)
+    resolver = Resolver(MODEL, native=native, orphan_limit=5)
     for batch in batches:
         resolver.apply(decoder.decode(encode_batch(batch)).events)
         resolver.check()

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import stat
 import tempfile
 from pathlib import Path
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from events.feed import Feed
-from events.recording.recording import HEAD_BYTES, MAGIC, BadRecording, Recorder, Recording, feed_record
+from events.recording.recording import HEAD_BYTES, MAGIC, MARK, BadRecording, Recorder, Recording, feed_record
 from events.source import Record, Source
 from tests.events.recorded import SOURCE, TOPIC, Engine, Line, record_incident, replay_into_view
 from tests.events.resident import copies
@@ -24,7 +25,7 @@ records = st.builds(
     Record,
     time=st.floats(0, 2e9),
     source=st.integers(0, 3),
-    kind=st.sampled_from(["events", "replay", "status", "snapshot", "connected", "tick", "session"]),
+    kind=st.sampled_from(["events", "replay", "status", "snapshot", "connected", "tick"]),
     frames=st.lists(st.binary(max_size=200), max_size=4),
 )
 
@@ -37,8 +38,8 @@ def write(path: Path, written: list[Record], **options: Any) -> None:
 
 def offsets(path: Path) -> list[int]:
     """Offset of each record, and the end of the file."""
-    ends = [end for end, _ in Recording(path).located()]
-    return [Recording(path)._start, *ends]
+    starts = [match.start() for match in re.finditer(re.escape(MARK), path.read_bytes())]
+    return [*starts[1:], path.stat().st_size]
 
 
 @given(st.lists(records, max_size=30))
@@ -75,7 +76,7 @@ def test_only_the_owner_can_read_it(tmp_path: Path, umask: int) -> None:
 def test_an_existing_file_is_refused_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "a.wre"
     path.write_bytes(b"precious")
-    with pytest.raises(FileExistsError, match=r"a\.wre exists; --append .* --force"):
+    with pytest.raises(FileExistsError, match=r"a\.wre exists; --force"):
         Recorder(path, [SOURCE])
     assert path.read_bytes() == b"precious"
 
@@ -85,43 +86,6 @@ def test_force_replaces_it(tmp_path: Path) -> None:
     path.write_bytes(b"precious")
     write(path, RECORDS, force=True)
     assert list(Recording(path).records()) == RECORDS
-
-
-def test_append_continues_after_what_is_whole(tmp_path: Path) -> None:
-    path = tmp_path / "a.wre"
-    write(path, RECORDS[:5])
-    with open(path, "r+b") as file:
-        file.truncate(path.stat().st_size - 3)
-    with Recorder(path, [SOURCE], append=True) as recorder:
-        assert recorder.cut is not None
-        for record in RECORDS[5:]:
-            recorder.write(record)
-    recording = Recording(path)
-    read = list(recording.records())
-    assert [record for record in read if record.kind != "session"] == RECORDS[:4] + RECORDS[5:]
-    assert [record.kind for record in read].index("session") == 4
-    assert recording.damage == []
-
-
-def test_append_makes_a_new_file_where_there_is_none(tmp_path: Path) -> None:
-    write(tmp_path / "a.wre", RECORDS, append=True)
-    assert list(Recording(tmp_path / "a.wre").records()) == RECORDS
-
-
-def test_append_of_other_sources_or_redaction_is_refused(tmp_path: Path) -> None:
-    write(tmp_path / "a.wre", RECORDS)
-    with pytest.raises(BadRecording, match="append the same"):
-        Recorder(tmp_path / "a.wre", [Source("b", "tcp://b:1")], append=True)
-    with pytest.raises(BadRecording, match="append the same"):
-        Recorder(tmp_path / "a.wre", [SOURCE], append=True, redact=True)
-
-
-def test_two_recorders_of_one_file_are_refused(tmp_path: Path) -> None:
-    with (
-        Recorder(tmp_path / "a.wre", [SOURCE]),
-        pytest.raises(BadRecording, match="another process"),
-    ):
-        Recorder(tmp_path / "a.wre", [SOURCE], append=True)
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 something else", MAGIC, MAGIC + b"\xa5\x5aWR\xff\xff\xff\xff"])
@@ -262,25 +226,6 @@ def test_a_view_at_a_batch_and_at_a_time(tmp_path: Path) -> None:
     for seq, (now_s, blocks) in enumerate(sizes):
         assert replay_into_view(recording, SOURCE, until_seq=seq).resolver.resident_blocks() == blocks
         assert replay_into_view(recording, SOURCE, until_time=now_s).resolver.resident_blocks() == blocks
-
-
-def test_a_second_session_does_not_inherit_the_first_ones_state(tmp_path: Path) -> None:
-    path = tmp_path / "a.wre"
-    engine, other = Engine(1), Engine(2)
-    with Recorder(path, [SOURCE]) as recorder:
-        line = Line(recorder)
-        line.arrive("connected", [])
-        for _ in range(30):
-            line.publish(engine.step())
-    with Recorder(path, [SOURCE], append=True) as recorder:
-        line = Line(recorder, started_s=2000.0)
-        line.sent = [other.step() for _ in range(10)]
-        line.arrive("connected", [])
-        line.publish(other.step())
-    view = replay_into_view(Recording(path), SOURCE)
-    assert copies(view.resolver) == copies(line.feed.view.resolver)
-    assert view.inexact is None
-    assert view.stream.stats.batches == 41
 
 
 def test_the_incident_of_the_other_tests_is_one(tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ from tests.events.recorded import (
     SOURCE,
     TOPIC,
     Engine,
-    Line,
     indexes,
     record_incident,
     record_payloads,
@@ -311,17 +310,3 @@ def test_a_redacted_recording_keeps_what_hashes_look_ahead_to(tmp_path: Path) ->
         [*_, (held, layout, inexact)] = indexes(redacted)
         assert layout is not None and layout.lookahead == 1 and inexact is None
         assert held == {("GPU", 0): set(block_keys_ahead(TOKENS, 1)[:2])} and indexes(original) == indexes(redacted)
-
-
-def test_two_sessions_of_a_redacted_recording(tmp_path: Path) -> None:
-    engine = Engine(4)
-    for append in (False, True):
-        with Recorder(tmp_path / "a.wre", [SOURCE], redact=True, append=append) as recorder:
-            line = Line(recorder)
-            line.sent = list(engine.published)
-            line.arrive("connected", [])
-            for _ in range(20):
-                line.publish(engine.step())
-    view = replay_into_view(Recording(tmp_path / "a.wre"), SOURCE)
-    assert view.resolver.keys() == line.feed.view.resolver.keys()
-    assert leaks((tmp_path / "a.wre").read_bytes(), engine) == []

@@ -40,7 +40,6 @@ TAIL = "tail tcp://127.0.0.1:5557"
         (f"{TAIL} --curve-server a.key", "give both --curve-server"),
         (f"{TAIL} --curve-server a.key --curve-secret b.key", "a.key is not a CURVE key file"),
         (f"{TAIL} --for 0", "0"),
-        ("record tcp://a:1 -o a.wre --append --force", "give only one of them"),
         ("replay tcp://a:1 --bind tcp://127.0.0.1:1", "tcp://a:1 is an endpoint; replay publishes a recording"),
     ],
 )

@@ -75,10 +75,6 @@ def test_what_was_recorded_before_a_kill_is_there(tmp_path: Path) -> None:
         engine.publish(10)
         wait_for_batch(path, 9)
         assert recorder.end(signal.SIGKILL) == -signal.SIGKILL
-        with tool(*record(path, engine, "--append")) as again:
-            engine.publish(5)
-            wait_for_batch(path, 14)
-            assert again.end() == 0
     recording = Recording(path)
     view = replay_into_view(recording, recording.sources[0])
     assert set(copies(view.resolver)["GPU", 0]) == truth(engine)
@@ -139,7 +135,7 @@ def test_an_existing_file_is_refused(tmp_path: Path) -> None:
     path.write_text("precious")
     result = run("tcp://127.0.0.1:1", "-o", path)
     assert result.exit_code == 1
-    assert f"{path} exists; --append continues it, --force replaces it" in result.stderr
+    assert f"{path} exists; --force replaces it" in result.stderr
     assert path.read_text() == "precious"
 
 
@@ -158,7 +154,7 @@ def test_a_recording_is_copied_redacted(tmp_path: Path) -> None:
     assert not [token for token in engine.tokens if token.to_bytes(4, "big") in content]
 
 
-@pytest.mark.parametrize("options", [[], ["--redact", "--append"], ["tcp://127.0.0.1:1", "--redact"]])
+@pytest.mark.parametrize("options", [[], ["tcp://127.0.0.1:1", "--redact"]])
 def test_a_recording_is_copied_in_no_other_way(tmp_path: Path, options: list[str]) -> None:
     record_incident(tmp_path / "a.wre")
     result = run(tmp_path / "a.wre", *options, "-o", tmp_path / "r.wre")
