@@ -1,7 +1,6 @@
 """Chat templates, rendered as transformers does, in Jinja's sandbox.
 
-The sandbox keeps a template from Python's internals, and from taking more time and memory than
-`api.prompts.template_budget` grants.
+The sandbox keeps a template from Python's internals, and bounds the time and the text that clients can make it take.
 """
 
 import re
@@ -13,8 +12,7 @@ import jinja2.nodes
 from msgspec import Struct
 
 from api.errors import invalid
-from api.prompts.sandbox import environment
-from api.prompts.template_budget import TooMuch, grant
+from api.prompts.sandbox import TooMuch, environment, grant
 
 MAX_BYTES = 1024 * 1024  # the limit for a template; the largest in use have some ten thousand
 

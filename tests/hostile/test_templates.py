@@ -1,4 +1,4 @@
-"""Chat templates that loop without end, build gigantic strings, or try to leave their sandbox."""
+"""Chat templates that loop without end, show gigantic texts, or try to leave their sandbox."""
 
 import json
 import resource
@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from api.errors import ApiError
-from api.prompts.template_budget import MAX_SECONDS
+from api.prompts.sandbox import MAX_SECONDS
 from api.prompts.templates import MAX_BYTES, ChatTemplate, Conversation
 
 USER = {"role": "user", "content": "Hello\nyou"}
 BACK_WITHIN_S = 5 * MAX_SECONDS  # of a machine that does other things beside
-LONG = 60_000
 
 
 def nested(depth: int, of: str = "range(1000)") -> str:
@@ -23,15 +22,6 @@ def nested(depth: int, of: str = "range(1000)") -> str:
     return loops + "x" + "{% endfor %}" * depth
 
 
-DOUBLED = "{% set ns = namespace(x='ab') %}{% for i in range(90) %}{% set ns.x = BODY %}{% endfor %}{{ ns.x | length }}"
-
-
-def doubled(body: str) -> str:
-    return DOUBLED.replace("BODY", body)
-
-
-DISTINCT = "{% set s = 'a' * 4000000 %}{% set many = [s ~ 'b'] * 60000 %}{% set x = s ~ 'c' %}"
-BIG = "{% set big = ('x' * 4000000) %}"
 ENDLESS = {
     "nested loops": nested(4),
     "nested loops over data": nested(16, "messages * 10"),
@@ -41,55 +31,15 @@ ENDLESS = {
     "{{ m(200) }}",
     "a macro of long text": "{% macro m(n) %}" + "y" * 5000 + "{% endmacro %}{% for i in range(99999) %}"
     "{{ m(i) }}{% endfor %}",
-    "a sum doubled": doubled("ns.x + ns.x"),
-    "a sum of a macro's argument": "{% macro m(x, n) %}{% if n %}{{ m(x + x, n - 1) }}{% endif %}{% endmacro %}"
-    "{{ m('ab', 100) }}",
-    "a concatenation doubled": doubled("ns.x ~ ns.x"),
-    "a join doubled": doubled("[ns.x, ns.x] | join"),
-    "a join of a generator": BIG + "{{ ''.join((['a'] * 1000) | map('replace', 'a', big)) | length }}",
-    "a method's replacement": doubled("ns.x.replace('a', ns.x)"),
-    "a block set": DOUBLED.replace("{% set ns.x = BODY %}", "{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}"),
-    "a repetition": "{{ 'x' * 10 ** 9 }}",
-    "a repetition in a constant": "{{ 'x' * 99999999999 }}",
-    "a repetition of a list": "{{ ([1] * 2000000000) | length }}",
-    "repetitions": doubled("ns.x * 2"),
-    "a power": "{{ 10 ** (10 ** 9) }}",
-    "a product": "{% set ns = namespace(x=99) %}{% for i in range(99999) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
+    "a constant of long text": "{% for i in range(99999) %}{{ '" + "y" * 5000 + "' }}{% endfor %}",
+    "a block set": "{% set ns = namespace(x='ab') %}{% for i in range(90) %}"
+    "{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}{% endfor %}",
+    "slow rounds": "{% for i in range(99999) %}{% set x = range(99999) | sum %}{% endfor %}",
     "a range": "{% for i in range(10 ** 9) %}x{% endfor %}",
-    "sums of ranges": "{% for i in range(99999) %}{% set x = range(99999) | sum %}{% endfor %}",
-    "a text among what is generated": DISTINCT + "{% if x in many | map('string') %}{% endif %}",
-    "long texts compared": DISTINCT + "{% for each in many %}{% if each < x %}{% endif %}{% endfor %}",
-    "long texts compared in a chain": DISTINCT + "{% for each in many %}{% if 'a' < each < x %}{% endif %}{% endfor %}",
-    "a wide filter": "{{ 'x' | center(10 ** 9) }}",
-    "a wide filter in a constant": "{{ 'x' | center(2000000000) }}",
-    "a wide method": "{{ 'x'.ljust(2000000000) }}",
-    "a wide format": "{{ '%2000000000d' % 1 }}",
-    "a wide format of its argument": "{{ '%*d' % (2000000000, 1) }}",
-    "a wide format filter": "{{ '%2000000000d' | format(1) }}",
-    "a wide format method": "{{ '{:>2000000000}'.format(1) }}",
-    "a width that is a field": "{{ '{:{w}}'.format('a', w='4000000000') | length }}",
-    "a width within a field": "{{ '{:{w[0]}}'.format('a', w=[4000000000]) | length }}",
-    "a width that is a field of a map": "{{ '{a:{w}}'.format_map({'a': 'a', 'w': '4000000000'}) | length }}",
-    "a wide format of a safe text": "{{ ('{:>2000000000}' | safe).format(1) | length }}",
-    "a wide method of a safe text": "{{ ('x' | safe).ljust(2000000000) | length }}",
-    "bytes that replace": BIG + "{{ ('a' * 10000).encode().replace('a'.encode(), big.encode()) | length }}",
-    "a wide format of bytes": "{{ ('%2000000000d'.encode() % 5) | length }}",
-    "bytes of an integer": "{{ (5).to_bytes(4096) * 4000000 }}",
-    "an indent that is a text": "{{ [range(90000) | list] | tojson(indent='x' * 20000) | length }}",
-    "an indent of deep values": "{% set ns = namespace(x=range(90000) | list) %}{% for i in range(300) %}"
-    "{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x | tojson(indent=16) | length }}",
-    "a deep indent": "{{ [[1]] | tojson(indent=2000000000) }}",
-    "slices": BIG + "{% set ns = namespace(x=[]) %}{% for i in range(99999) %}"
-    "{% set ns.x = ns.x + [big[i:]] %}{% endfor %}",
-    "constants added": "{% set ns = namespace(x='', y=[]) %}{% for i in range(99999) %}"
-    "{% set ns.x = ns.x + '" + "z" * LONG + "' %}{% set ns.y = ns.y + [ns.x] %}{% endfor %}",
-    "latin": "{{ lipsum(n=100000) }}",
-    "a cycle of the time": "{% for i in range(99999) %}{{ strftime_now('%Y' * 9999) }}{% endfor %}",
-    "a wide time": "{{ strftime_now('%2000000000Y') }}",
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", list(ENDLESS)[::8])
+@pytest.mark.parametrize("name", list(ENDLESS)[::3])
 def test_a_template_without_end_is_refused(name: str) -> None:
     said, took_s = refusal(ENDLESS[name])
     assert said
@@ -218,25 +168,6 @@ def test_tools_nested_deep_are_not_indented(depth: int, refused: bool) -> None:
 def test_a_gigantic_template_is_not_compiled() -> None:
     with pytest.raises(ValueError, match="has 1048577 characters; at most 1048576 are read"):
         ChatTemplate("x" * (MAX_BYTES + 1), {}, "t.jinja")
-
-
-@pytest.mark.parametrize(
-    ("source", "text"),
-    [
-        ("{{ 1 < 2 < 3 }} {{ 1 < 2 > n }} {{ 3 < n < nothing.at.all }}", "True False False"),
-        (
-            "{{ n in [1, 2] }} {{ n not in x }} {{ 'b' in 'abc' }} {{ 'c' in x }} {{ 'd' in {'d': 1} }}",
-            "True True True False True",
-        ),
-        ("{{ x == ['a', 'b'] }} {{ x != y }} {{ x < y }} {{ y >= x }}", "True True True True"),
-        ("{{ x | select('in', y) | list }} {{ n is eq 2 }} {{ 'a' in x | map('lower') }}", "['b'] True True"),
-        ("{{ [n, 3] | sum }} {{ [{'a': n}] | sum('a') }} {{ x.index('b') }} {{ nothing in x }}", "5 2 1 False"),
-    ],
-)
-def test_what_is_compared_and_summed_is_the_same_as_ever(source: str, text: str) -> None:
-    names = "{% set n = 2 %}{% set x = messages[0].x %}{% set y = messages[0].y %}"
-    messages = [{"x": ["a", "b"], "y": ["b", "c"]}]
-    assert ChatTemplate(names + source, {}).render(Conversation(messages=messages)) == text
 
 
 def test_a_long_conversation_is_no_attack() -> None:

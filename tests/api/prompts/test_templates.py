@@ -8,7 +8,7 @@ import jinja2.utils
 import pytest
 
 from api.errors import ApiError
-from api.prompts.template_budget import grant
+from api.prompts.sandbox import grant
 from api.prompts.templates import _ENVIRONMENT, ChatTemplate, Conversation
 
 HI = [{"role": "user", "content": "hi"}]
