@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 from msgspec import UNSET, Struct
 
 from api.openai_responses import answers
-from api.openai_responses.tools import Called, InputText
+from api.openai_responses.tools import Called, input_of
 from api.parsing.parsed import Parsed
 from api.responses import encode
 
@@ -63,7 +63,7 @@ class Output:
 
     def __init__(self, response_id: str, tools: Mapping[str, Called] | None = None) -> None:
         self._tools = tools or {}  # tools by the name that the model is shown; others are functions
-        self._input: InputText | None = None  # the input of the open item, if that is a call of a custom tool
+        self._arguments: list[str] | None = None  # those of the open item, if that is a call of a custom tool
         self._token = response_id.partition("_")[2] or response_id
         self._items: list[GrowingItem] = []
         self._open = False
@@ -80,16 +80,19 @@ class Output:
             if call.name is not None:
                 called = self._tools.get(call.name, Called(call.name))
                 yield from self._begin("custom_tool_call" if called.is_custom else "function_call", call.id, called)
-                self._call, self._input = call.index, InputText() if called.is_custom else None
+                self._call, self._arguments = call.index, [] if called.is_custom else None
             assert call.index == self._call, f"a piece of call {call.index} came after call {self._call} had begun"
-            yield from self._grow(call.arguments if self._input is None else self._input.feed(call.arguments))
+            if self._arguments is None:
+                yield from self._grow(call.arguments)
+            else:
+                self._arguments.append(call.arguments)
 
     def finish(self, status: answers.Status = "completed") -> Iterator[Event]:
         """Close the open item; `status` says whether it is whole."""
         if not self._open:
             return
-        if self._input is not None:
-            yield from self._grow(self._input.finish())
+        if self._arguments is not None:
+            yield from self._grow(input_of("".join(self._arguments)))
         item, where = self._items[-1], self._where
         text = "".join(item.texts)
         if item.kind in _CALLED:
@@ -101,7 +104,7 @@ class Output:
             more: dict[str, Any] = {"logprobs": []} if item.kind == "message" else {}
             yield f"response.{_TEXT[item.kind]}.done", at | {"text": text} | more
             yield "response.content_part.done", at | {"part": item.part(text)}
-        self._open, self._call, self._input = False, None, None
+        self._open, self._call, self._arguments = False, None, None
         yield "response.output_item.done", {"output_index": self._last, "item": item.shown(status)}
 
     def items(self, last: answers.Status = "completed") -> list[answers.OutputItem]:

@@ -5,7 +5,6 @@ tools are run by OpenAI's servers, or have items of their own: they are not show
 """
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -22,8 +21,6 @@ INPUT_SCHEMA = {
     "additionalProperties": False,
 }
 SHOWN = ("function", "custom")
-MAX_BEGINNING = 256  # characters of arguments, white space mostly, before the input
-MAX_CHARACTER = 12  # a pair of surrogates, escaped
 
 
 class InputFormat(Struct, kw_only=True, omit_defaults=True):
@@ -116,72 +113,13 @@ def arguments_of(input: str) -> str:
     return json.dumps({INPUT: input}, ensure_ascii=False)
 
 
-# ---- back
-
-_BEGINNING = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
-# Whole characters of a string in JSON; half a surrogate pair waits for the other half.
-_CHARACTERS = re.compile(
-    r"""(?:[^"\\] | \\[^u] | \\u(?![dD][89abAB])[0-9a-fA-F]{4}
-        | \\u[dD][89abAB][0-9a-fA-F]{2} (?: \\u[0-9a-fA-F]{4} | (?=[^\\]|\\[^u]) ) )*""",
-    re.VERBOSE,
-)
-
-
 class _Arguments(Struct):
     input: str
 
 
-class InputText:
-    """The input of a custom tool, from pieces of the arguments: `feed` them in order, then `finish` once."""
-
-    def __init__(self) -> None:
-        self._before: list[str] = []
-        self._held = ""
-        self._begun = self._ended = False
-
-    def feed(self, arguments: str) -> str:
-        if self._ended:
-            return ""
-        if self._begun:
-            return self._decode(self._held + arguments)
-        self._before.append(arguments)
-        self._held = (self._held + arguments)[:MAX_BEGINNING]
-        beginning = _BEGINNING.match(self._held) if len(self._held) < MAX_BEGINNING else None
-        if beginning is None:
-            return ""
-        self._begun = True
-        return self._decode(self._held[beginning.end() :])
-
-    def _decode(self, text: str) -> str:
-        """Decode all whole characters, and hold what may become one."""
-        decoded: list[str] = []
-        while True:
-            whole = _CHARACTERS.match(text)
-            assert whole is not None, "it matches nothing, too"
-            decoded.append(_decoded(whole[0]))
-            text = text[whole.end() :]
-            if text.startswith('"') or len(text) < MAX_CHARACTER:
-                break
-            decoded.append(text[0])  # a backslash that begins no escape
-            text = text[1:]
-        self._held, self._ended = text, text.startswith('"')
-        return "".join(decoded)
-
-    def finish(self) -> str:
-        """The rest; all arguments as they are, where they are not those of the function that the model was shown."""
-        if self._begun:
-            return "" if self._ended else self._held
-        arguments = "".join(self._before)
-        try:
-            given = msgspec.json.decode(arguments, type=_Arguments).input
-        except (msgspec.DecodeError, RecursionError):
-            return arguments
-        return given
-
-
-def _decoded(characters: str) -> str:
+def input_of(arguments: str) -> str:
+    """The input in these arguments; all of them, where they are not those of the function that the model was shown."""
     try:
-        text = str(json.loads(f'"{characters}"', strict=False))
-    except ValueError:  # an escape that JSON does not have
-        return characters
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # halves of pairs are no text
+        return msgspec.json.decode(arguments, type=_Arguments).input
+    except (msgspec.DecodeError, RecursionError):
+        return arguments

@@ -1,5 +1,4 @@
 import json
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -7,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.openai_responses.output import Output, event_bytes
-from api.openai_responses.tools import Called, InputText, arguments_of
+from api.openai_responses.tools import Called, arguments_of, input_of
 from api.parsing.parsed import CallDelta, Parsed
 from api.responses import encode
 from tests.api.parsing.pieces import pieces
@@ -77,7 +76,6 @@ def test_a_call_of_a_custom_tool_has_its_input_as_text() -> None:
     assert [event["type"] for event in events] == [
         "response.output_item.added",
         "response.custom_tool_call_input.delta",
-        "response.custom_tool_call_input.delta",
         "response.custom_tool_call_input.done",
         "response.output_item.done",
     ]
@@ -86,46 +84,12 @@ def test_a_call_of_a_custom_tool_has_its_input_as_text() -> None:
     assert events[-1]["item"] == call | {"status": "completed", "input": "a\n"}
 
 
-TEXT_OR_BROKEN = st.one_of(
-    st.text().map(arguments_of),
-    st.text().map(lambda text: json.dumps({"input": text})),
-    st.text(alphabet='{}":, \\uinpt0dD8bé').map(lambda text: '{"input": "' + text),
-    st.text(),
-)
-
-
-@given(arguments=TEXT_OR_BROKEN, cuts=st.lists(st.integers(0, 40), max_size=5))
-def test_an_input_does_not_depend_on_how_its_arguments_are_cut(arguments: str, cuts: list[int]) -> None:
-    ends = [0, *sorted(cuts), len(arguments)]
-    by_pieces, whole = InputText(), InputText()
-    said = "".join(by_pieces.feed(arguments[a:b]) for a, b in pairwise(ends)) + by_pieces.finish()
-    assert said == whole.feed(arguments) + whole.finish()
-    said.encode()
-
-
 @given(text=st.text())
 def test_an_input_is_the_text_in_its_arguments(text: str) -> None:
     for arguments in (arguments_of(text), json.dumps({"input": text}), f' {{ "input" : {json.dumps(text)} }}'):
-        whole = InputText()
-        assert whole.feed(arguments) + whole.finish() == text
+        assert input_of(arguments) == text
 
 
-def test_arguments_of_another_form_are_the_input_themselves() -> None:
-    for arguments, text in (
-        ('{"patch": "x"}', '{"patch": "x"}'),
-        ('{"more": 1, "input": "x"}', "x"),
-        ('{"input": 7}', '{"input": 7}'),
-        ('{"input": "ab', "ab"),
-        ('{"input": "a\\x', "a\\x"),
-        ('{"input": "\\uZZZZ and more text"}', "\\uZZZZ and more text"),
-        ('{"input": "\\ud83d, alone"}', "\ufffd, alone"),
-    ):
-        whole = InputText()
-        assert whole.feed(arguments) + whole.finish() == text
-
-
-@pytest.mark.parametrize("flood", ["\\u", "\\ud83d", "x"])
-def test_what_is_no_escape_is_not_held_back(flood: str) -> None:
-    text = InputText()
-    assert text.feed('{"input": "') == ""
-    assert len("".join(text.feed(flood) for _ in range(1000))) > 900
+@pytest.mark.parametrize("arguments", ['{"patch": "x"}', '{"input": 7}', '{"input": "ab', '{"input": "\\ud83d"}'])
+def test_arguments_of_another_form_are_the_input_themselves(arguments: str) -> None:
+    assert input_of(arguments) == arguments
