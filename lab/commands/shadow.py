@@ -36,9 +36,6 @@ SHADOW = Table(
 
 @click.command(cls=SettingsCommand, table=SHADOW)
 @option("--requests", "FILE|-", "Requests with their bodies, one JSON object per line; -: standard input.", type=INPUT)
-@click.option(
-    "--follow/--no-follow", default=True, show_default=True, help="At FILE's end, wait for more lines, or end."
-)
 @option("--listen", "HOST:PORT", "Take copies of requests here, over HTTP.")
 @option(
     "--interval",
@@ -60,7 +57,6 @@ SHADOW = Table(
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
 def shadow(
     requests: str | None,
-    follow: bool,
     listen: str | None,
     interval_s: float,
     capacity_tokens: int | None,
@@ -102,7 +98,7 @@ def shadow(
             listener = listen_at(where[1].strip("[]"), int(where[2]))
         except OSError as error:
             raise Unusable(f"--listen: cannot listen on {listen}: {error.strerror or error}") from error
-    wanted = Wanted(config=config, requests=requests, follow=follow, listener=listener, interval_s=interval_s)
+    wanted = Wanted(config=config, requests=requests, listener=listener, interval_s=interval_s)
     with nullcontext() if listener is None else listener:
         seen = uvloop.run(watched(wanted, partial(click.echo, err=True)))
     if seen is None:

@@ -2,19 +2,17 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from heapq import nlargest
 
 from msgspec import Struct
 
 from events.tool.words import printable
-from lab.shadow.placing import AtOnceSums, Miss, Record, at_once_sums
+from lab.shadow.placing import AtOnceSums, Record, at_once_sums
 from lab.shadow.replicas import Counted, changes, summed
 from lab.shadow.twin import Side, Speeds, at_pace, cases_of, fitted_pace, speeds_of, twin_of
 from lab.shadow.watch import Seen
 from lab.writing import UNKNOWN, aligned
 from router.console.formatting import duration
 
-MAX_MISSES = 10
 MAX_UNNAMED = 8
 
 
@@ -62,8 +60,6 @@ class Findings(Struct, frozen=True, kw_only=True):
     saved_prefill_s: float
     measured: Measured
     at_once: AtOnceSums
-    misses: list[Miss]
-    misses_of_twin: bool  # none was seen: they are of the twin
     sure: Sure
     speeds: Speeds
 
@@ -92,7 +88,6 @@ def findings(
     twin = twin_of(cases, policy, on_request)
     tokens = twin.served.tokens
     served, ours = _run(twin.served, tokens, speeds), _run(twin.mean, tokens, speeds)
-    misses = [miss for record in records if (miss := record.miss) is not None]
     doubts = {one.name: one.doubt for one in seen.replicas if one.doubt is not None}
     return Findings(
         seconds=seen.seconds,
@@ -107,8 +102,6 @@ def findings(
         saved_prefill_s=served.prefill_s - ours.prefill_s,
         measured=measured,
         at_once=at_once_sums(records),
-        misses=nlargest(MAX_MISSES, misses or twin.misses, key=lambda miss: miss.tokens),
-        misses_of_twin=not misses,
         sure=Sure(
             exact_trees=len(seen.replicas) - len(doubts),
             doubts=doubts,
@@ -188,14 +181,6 @@ def lines(found: Findings) -> Iterator[str]:
     yield f"prefill saved: {duration(found.saved_prefill_s)} of the replicas' time"
     yield ""
     yield from _checks(found)
-    if found.misses:
-        yield ""
-        yield "worst misses" + (", in the twin" if found.misses_of_twin else "")
-    for miss in found.misses:
-        yield (
-            f"  {printable(miss.request_id)}: {miss.hit_tokens:,.0f} tokens cached at {miss.replica}, "
-            f"{miss.other_hit_tokens:,.0f} at {miss.other}"
-        )
     yield from _sure(found.sure, found.speeds)
 
 

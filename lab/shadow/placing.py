@@ -9,7 +9,7 @@ import re
 import time
 from array import array
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from msgspec import Struct
@@ -19,6 +19,7 @@ from api.generation_apis import PATHS
 from lab.shadow.incoming import Incoming
 from router.http.explaining import api_of, read_prompt
 from router.members.members import ServedModel
+from router.members.upstream import Header
 from router.placement.decision import Decision
 from router.placement.holders import slots_of
 from router.placement.index import APPROXIMATE
@@ -60,28 +61,6 @@ class Record(Struct, kw_only=True):
     replica: str | None = None  # the replica that it went to; None: unknown
     source: Source | None = None
     at_once: AtOnce | None = None  # None: it was seen too late
-
-    @property
-    def miss(self) -> "Miss | None":
-        """The miss, if more was cached where warmroute would have sent it than where it went."""
-        seen, replica = self.at_once, self.replica
-        if seen is None or replica is None or seen.hit <= seen.hits.get(replica, seen.hit):
-            return None
-        return Miss(self.request_id, replica, seen.hits[replica], seen.chosen, seen.hit)
-
-
-class Miss(Struct, frozen=True):
-    """A request that would have found more of its prompt at another replica."""
-
-    request_id: str
-    replica: str  # the replica that it went to
-    hit_tokens: float
-    other: str  # the replica that warmroute would have chosen
-    other_hit_tokens: float
-
-    @property
-    def tokens(self) -> float:
-        return self.other_hit_tokens - self.hit_tokens
 
 
 class Records:
@@ -227,7 +206,7 @@ class Placing:
             lambda slot: next((member.name for member in services.members if member.slot == slot), None),
         )
 
-    async def take(self, incoming: Incoming) -> None:
+    async def take(self, incoming: Incoming, headers: Sequence[Header] = ()) -> None:
         """Place a request, and keep its record; count it as skipped if it cannot be placed."""
         self.seen += 1
         path = PATHS.get(incoming.path)
@@ -236,7 +215,7 @@ class Placing:
             services, admitted = self._services, Admitted(incoming.request_id)
             peek, prompt = await read_prompt(services.members, services.reading, incoming.body, admitted, api)
             model = services.members.model(peek.model)
-            self._keep(incoming, peek, prompt, model)
+            self._keep(incoming, peek, prompt, model, headers)
         except ApiError as error:
             self._skipped[error.code or f"status {error.status}"] += 1
         except Exception:  # a mistake of our own costs only this request
@@ -244,13 +223,16 @@ class Placing:
                 log.exception("A request could not be placed; more of them are only counted")
             self._skipped[OWN_MISTAKE] += 1
 
-    def _keep(self, incoming: Incoming, peek: Peek, prompt: Prompt, model: ServedModel) -> None:
+    def _keep(
+        self, incoming: Incoming, peek: Peek, prompt: Prompt, model: ServedModel, headers: Sequence[Header]
+    ) -> None:
+        now_ts = time.time()
         if not prompt.exact:
             known = len(self.approximate) < MAX_WHY
             self.approximate[(prompt.why_not or "") if known else "other reasons"] += 1
         size = max(model.slots, default=APPROXIMATE) if prompt.exact else APPROXIMATE
         record = Record(
-            ts=incoming.ts,
+            ts=now_ts if incoming.ts is None else incoming.ts,
             request_id=incoming.request_id or f"#{self.seen}",
             model=prompt.model,
             tokens=prompt.tokens,
@@ -262,11 +244,11 @@ class Placing:
             ttft_s=incoming.ttft_s,
         )
         self.records.add(record)
-        self._locate(record, incoming.replica, is_late := time.time() - incoming.ts > LATE_S)
+        self._locate(record, incoming.replica, is_late := now_ts - record.ts > LATE_S)
         if is_late:
             self.late += 1
         elif prompt.exact:
-            session = session_of(incoming.headers, peek.prompt_cache_key)
+            session = session_of(headers, peek.prompt_cache_key)
             decision, _ = self._services.decide(model, prompt, None if session is None else session.key)
             record.at_once = at_once(decision)
 

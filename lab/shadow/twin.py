@@ -14,7 +14,7 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lab.shadow.placing import Miss, Record
+from lab.shadow.placing import Record
 from lab.shadow.replicas import Counted, Followed
 from lab.simulation.fleet import simulated
 from lab.simulation.job import Job
@@ -162,26 +162,17 @@ class Twin(NamedTuple):
     placed: list[Side]  # the sides of each run
     mean: Side  # over all of those
     refused: int  # requests that waited for room in vain, in the first run; they count in no figure
-    misses: list[Miss]  # the misses of the first run
 
 
 def twin_of(cases: Iterable[Case], policy: str, on_request: Callable[[], None] = lambda: None) -> Twin:
     served: list[Job] = []
     runs: list[list[Job]] = [[] for _ in range(SEEDS)]
-    misses: list[Miss] = []
     for case in cases:
-        own = _as_served(case, on_request)
-        placed = [simulated(case.trace, case.settings, policy, seed, on_request) for seed in range(SEEDS)]
-        served += own
-        for went, goes in zip(own, placed[0], strict=True):
-            if goes.uncached_tokens < went.uncached_tokens and not goes.is_refused:
-                hits = [went.request.input_tokens - one.uncached_tokens for one in (went, goes)]
-                names = [case.replicas[one.replica] for one in (went, goes)]
-                misses.append(Miss(case.records[went.number].request_id, names[0], hits[0], names[1], hits[1]))
-        for run, jobs in zip(runs, placed, strict=True):
-            run += jobs
+        served += _as_served(case, on_request)
+        for seed, run in enumerate(runs):
+            run += simulated(case.trace, case.settings, policy, seed, on_request)
     refused = sum(job.is_refused for job in runs[0])
-    return Twin(side_of(served), [side_of(run) for run in runs], side_of(chain(*runs)), refused, misses)
+    return Twin(side_of(served), [side_of(run) for run in runs], side_of(chain(*runs)), refused)
 
 
 def fitted_pace(

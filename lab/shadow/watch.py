@@ -11,22 +11,20 @@ from msgspec import Struct
 
 from api.http.server import Signals, connection_limits, http_server
 from api.process.settings import Unusable
-from lab.shadow.incoming import BadLine, Mirror, lines_of_file, lines_of_stdin, parse_line
+from lab.shadow.incoming import BadLine, lines_of, mirror, parse_line
 from lab.shadow.placing import Placing, at_once_sums
 from lab.shadow.replicas import Followed, Sample, followed, following, sampled, wait_ready
 from router.config import RouterConfig
 from router.proxy.services import Services
 
 SETTLE_S = 0.1
-STDIN = "-"
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
     """The replicas and requests to watch; `requests` or `listener` is given, or both."""
 
     config: RouterConfig
-    requests: str | None = None  # a file, or STDIN
-    follow: bool = True
+    requests: str | None = None  # a file, or "-"
     listener: socket.socket | None = None
     interval_s: float = 5.0
 
@@ -95,15 +93,11 @@ class Watch:
 
     async def _read(self, path: str) -> None:
         most_bytes = self._wanted.config.max_body_bytes
-        if path == STDIN:
-            lines = lines_of_stdin(2 * most_bytes)
-        else:
-            lines = lines_of_file(path, 2 * most_bytes, follow=self._wanted.follow)
         has_read = False
-        async with aclosing(lines):
+        async with aclosing(lines_of(path, 2 * most_bytes)) as lines:
             async for line in lines:
                 try:
-                    incoming = None if line is None else parse_line(line, time.time())
+                    incoming = None if line is None else parse_line(line)
                 except BadLine as error:
                     if not has_read:
                         raise Unusable(f"--requests {path}: the first line cannot be used: {error}") from error
@@ -118,16 +112,14 @@ class Watch:
 
     async def _listen(self, listener: socket.socket) -> None:
         config = self._wanted.config
-        mirror = Mirror(config.max_body_bytes, config.max_bodies_bytes, self._skipped)
-        server = http_server(mirror, connection_limits(config.max_connections))
+        app = mirror(self._placing.take, config.max_body_bytes, config.max_bodies_bytes, self._skipped)
+        server = http_server(app, connection_limits(config.max_connections))
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
-            while True:
-                await self._placing.take(await mirror.take())
+            await asyncio.wait([serving])
         finally:
             server.end()
             await asyncio.wait([serving])
-            mirror.end()
 
 
 async def _often(interval_s: float, call: Callable[[], None]) -> None:

@@ -92,8 +92,6 @@ def test_copies_of_requests_tell_what_was_missed(replicas: Fleet, nginx: bool) -
     check_known(found, count)
     assert found.at_once.requests == count
     assert found.at_once.served_hit / found.at_once.tokens == pytest.approx(hit_share(replicas), abs=0.01)
-    assert 0 < len(found.misses) <= 10
-    assert not found.misses_of_twin
     wait_gone(*started)
 
 
@@ -131,15 +129,13 @@ def log(replicas: Fleet, tmp_path: Path) -> Path:
 
 
 def test_a_request_log_says_where_requests_went(replicas: Fleet, log: Path) -> None:
-    with shadow(*replicas.as_options, "--requests", log, "--no-follow") as watching:
+    with shadow(*replicas.as_options, "--requests", log) as watching:
         watching.process.wait(30)
         found = watching.findings()
     assert found.sure.replica_known == {"told": FAMILIES * TURNS}
     assert found.measured.reported_hit_share == pytest.approx(hit_share(replicas), abs=0.05)
     assert found.served.hit_share == pytest.approx(hit_share(replicas), abs=0.01)
     assert found.warmroute.hit_share > found.served.hit_share + 0.1
-    assert found.misses
-    assert found.misses_of_twin
 
 
 def test_ctrl_c_before_a_replica_is_found_ends_with_status_1() -> None:

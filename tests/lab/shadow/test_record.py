@@ -1,18 +1,9 @@
-"""Records of requests: their misses, and how many are kept."""
+"""Records of requests: how many are kept, and their sums."""
 
-from lab.shadow.placing import AtOnceSums, Miss, Records, at_once_sums
+from lab.shadow.placing import AtOnceSums, Records, at_once_sums
 from tests.lab.shadow.records import record, seen
 
 HITS = {"a": 16.0, "b": 48.0}
-
-
-def test_a_miss_is_what_was_cached_elsewhere() -> None:
-    assert seen("a", HITS, "b").miss == Miss("r", "a", 16.0, "b", 48.0)
-    assert seen("b", HITS, "b").miss is None
-    assert seen("b", HITS, "a").miss is None
-    assert seen(None, HITS, "b").miss is None
-    assert seen("gone", HITS, "b").miss is None
-    assert record(replica="a").miss is None
 
 
 def test_the_oldest_requests_make_room() -> None:

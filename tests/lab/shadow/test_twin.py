@@ -43,8 +43,6 @@ def test_a_shared_prefix_that_went_everywhere_would_have_been_computed_once() ->
     assert found.served.tokens == 6 * tokens
     assert found.served.ttft_mean_s == pytest.approx(found.served.computed_tokens / 6 / 1000)
     assert found.mean.hit_share == pytest.approx(found.placed[0].hit_share)
-    [miss] = found.misses
-    assert (miss.request_id, miss.tokens) == ("1", 10 * BLOCK)
 
 
 def test_where_a_request_went_is_not_made_up() -> None:
@@ -115,4 +113,3 @@ def test_both_runs_have_the_same_requests_and_compute_each_at_least_in_part(
     assert {side.tokens for side in (found.served, *found.placed)} == {sum(one.tokens for one in records)}
     for side in (found.served, *found.placed):
         assert len(records) <= side.computed_tokens <= side.tokens
-    assert len({miss.request_id for miss in found.misses}) == len(found.misses)
