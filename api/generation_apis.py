@@ -12,7 +12,6 @@ from msgspec import Struct
 
 from api.errors import ApiError
 from api.messages import answers as messages_answers
-from api.messages import errors as messages_errors
 from api.messages.conversion import chat_of as chat_of_messages
 from api.messages.requests import MessagesRequest
 from api.openai.requests import ChatRequest, CompletionRequest
@@ -56,7 +55,7 @@ class GenerationApi(Struct, frozen=True, eq=False, kw_only=True):
 
 
 def _messages_error(error: ApiError, _: int) -> bytes:
-    return messages_errors.error_event(error)
+    return messages_answers.error_event(error)
 
 
 def _responses_error(error: ApiError, events: int) -> bytes:
@@ -98,5 +97,5 @@ PATHS = {api.path: api for api in APIS.values()}
 def error_body(error: ApiError, path: str) -> bytes:
     """The body of an error response, in the shape of the API at this path."""
     if path == MESSAGES.path or path.startswith(f"{MESSAGES.path}/"):
-        return messages_errors.error_body(error)
+        return messages_answers.error_body(error)
     return error.body()

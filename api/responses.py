@@ -2,8 +2,8 @@
 
 import math
 import secrets
-from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -221,7 +221,14 @@ class Error(Struct):
     error: ErrorDetails
 
 
-encode: Callable[[Struct], bytes] = msgspec.json.Encoder().encode
+encode: Callable[[Any], bytes] = msgspec.json.Encoder().encode
+
+# An event of an API whose events have names: its type, and its other fields.
+Event: TypeAlias = tuple[str, dict[str, Any]]
+
+
+def named_event(kind: str, fields: Mapping[str, Any]) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), encode({"type": kind, **fields}))
 
 
 def completion_id() -> str:

@@ -1,11 +1,12 @@
-"""Responses of the Messages API, whole and as events."""
+"""Responses of the Messages API, and its errors."""
 
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 from msgspec import Raw, Struct
 
-from api.responses import encode
+from api.errors import ApiError, encodable
+from api.responses import encode, named_event
 from api.retention import TTL_S, Retain
 
 StopReason: TypeAlias = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
@@ -79,68 +80,29 @@ class TokenCount(Struct):
     input_tokens: int
 
 
-# ---- events
+LAST_EVENT = named_event("message_stop", {})
+
+# Clients of agents look for these words to shorten the conversation.
+TOO_LONG = "prompt is too long"
+_ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 
 
-class MessageStart(Struct, tag="message_start"):
-    message: MessageAnswer
+def error_body(error: ApiError) -> bytes:
+    """The body; `param` and `code` are additions, which routers read."""
+    message = error.message
+    if error.code == "context_length_exceeded" and not message.startswith(TOO_LONG):
+        message = f"{TOO_LONG}: {message}"
+    kind = _ERROR_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+    details = {"type": kind, "message": message, "param": error.param, "code": error.code}
+    return encode({"type": "error", "error": {name: value and encodable(value) for name, value in details.items()}})
 
 
-class ContentBlockStart(Struct, tag="content_block_start"):
-    index: int
-    content_block: Content
-
-
-class TextDelta(Struct, tag="text_delta"):
-    text: str
-
-
-class ThinkingDelta(Struct, tag="thinking_delta"):
-    thinking: str
-
-
-class SignatureDelta(Struct, tag="signature_delta"):
-    signature: str
-
-
-class InputJsonDelta(Struct, tag="input_json_delta"):
-    partial_json: str
-
-
-class ContentBlockDelta(Struct, tag="content_block_delta"):
-    index: int
-    delta: TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta
-
-
-class ContentBlockStop(Struct, tag="content_block_stop"):
-    index: int
-
-
-class Ending(Struct):
-    stop_reason: StopReason
-    stop_sequence: str | None = None
-
-
-class OutputUsage(Struct):
-    """The rest of the usage, which is said when the message starts."""
-
-    output_tokens: int
-
-
-class MessageDelta(Struct, tag="message_delta"):
-    delta: Ending
-    usage: OutputUsage
-
-
-class MessageStop(Struct, tag="message_stop"):
-    pass
-
-
-Event: TypeAlias = MessageStart | ContentBlockStart | ContentBlockDelta | ContentBlockStop | MessageDelta | MessageStop
-
-
-def event_bytes(event: Event) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (str(type(event).__struct_config__.tag).encode(), encode(event))
-
-
-LAST_EVENT = event_bytes(MessageStop())
+def error_event(error: ApiError) -> bytes:
+    return b"event: error\ndata: %b\n\n" % error_body(error)

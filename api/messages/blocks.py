@@ -8,7 +8,14 @@ from msgspec import Raw
 
 from api.messages import answers
 from api.parsing.parsed import Parsed
+from api.responses import Event
 
+# The type of a delta, and the field of its text.
+_DELTAS: dict[type[answers.Content], tuple[str, str]] = {
+    answers.TextContent: ("text_delta", "text"),
+    answers.ThinkingContent: ("thinking_delta", "thinking"),
+    answers.ToolUseContent: ("input_json_delta", "partial_json"),
+}
 EMPTY = Raw(b"{}")
 
 
@@ -28,7 +35,7 @@ class Blocks:
     def has_calls(self) -> bool:
         return any(isinstance(block, answers.ToolUseContent) for block, _ in self._blocks)
 
-    def add(self, parsed: Parsed) -> Iterator[answers.Event]:
+    def add(self, parsed: Parsed) -> Iterator[Event]:
         if parsed.reasoning:
             yield from self._enter(answers.ThinkingContent, answers.ThinkingContent("", ""))
             yield self._grow(parsed.reasoning)
@@ -43,14 +50,14 @@ class Blocks:
             if call.arguments:
                 yield self._grow(call.arguments)
 
-    def finish(self) -> Iterator[answers.Event]:
+    def finish(self) -> Iterator[Event]:
         if not self._open:
             return
         block, _ = self._blocks[-1]
         if isinstance(block, answers.ThinkingContent):
-            yield answers.ContentBlockDelta(self._last, answers.SignatureDelta(self._signature(self._last)))
+            yield self._delta("signature_delta", "signature", self._signature(self._last))
         self._open, self._call = False, None
-        yield answers.ContentBlockStop(self._last)
+        yield "content_block_stop", {"index": self._last}
 
     def content(self) -> list[answers.Content]:
         """All blocks, whole."""
@@ -60,27 +67,25 @@ class Blocks:
     def _last(self) -> int:
         return len(self._blocks) - 1
 
-    def _enter(self, kind: type[answers.Content], block: answers.Content) -> Iterator[answers.Event]:
+    def _enter(self, kind: type[answers.Content], block: answers.Content) -> Iterator[Event]:
         """Open a block unless one of its kind is open."""
         if self._open and isinstance(self._blocks[-1][0], kind):
             return
         yield from self._begin(block)
 
-    def _begin(self, block: answers.Content) -> Iterator[answers.Event]:
+    def _begin(self, block: answers.Content) -> Iterator[Event]:
         yield from self.finish()
         self._blocks.append((block, []))
         self._open = True
-        yield answers.ContentBlockStart(self._last, block)
+        yield "content_block_start", {"index": self._last, "content_block": block}
 
-    def _grow(self, text: str) -> answers.Event:
+    def _grow(self, text: str) -> Event:
         block, texts = self._blocks[-1]
         texts.append(text)
-        match block:
-            case answers.TextContent():
-                return answers.ContentBlockDelta(self._last, answers.TextDelta(text))
-            case answers.ThinkingContent():
-                return answers.ContentBlockDelta(self._last, answers.ThinkingDelta(text))
-        return answers.ContentBlockDelta(self._last, answers.InputJsonDelta(text))
+        return self._delta(*_DELTAS[type(block)], text)
+
+    def _delta(self, kind: str, field: str, text: str) -> Event:
+        return "content_block_delta", {"index": self._last, "delta": {"type": kind, field: text}}
 
     def _whole(self, index: int) -> answers.Content:
         block, texts = self._blocks[index]

@@ -11,10 +11,9 @@ from msgspec import UNSET, Struct
 from api.openai_responses import answers
 from api.openai_responses.tools import Called, input_of
 from api.parsing.parsed import Parsed
-from api.responses import encode
+from api.responses import Event, named_event
 
 Kind: TypeAlias = Literal["reasoning", "message", "function_call", "custom_tool_call"]
-Event: TypeAlias = tuple[str, dict[str, Any]]  # its type, and its other fields
 
 _PREFIXES: dict[Kind, str] = {"reasoning": "rs", "message": "msg", "function_call": "fc", "custom_tool_call": "ctc"}
 _TEXT: dict[Kind, str] = {"reasoning": "reasoning_text", "message": "output_text"}
@@ -148,5 +147,4 @@ class Output:
 
 def event_bytes(event: Event, sequence_number: int) -> bytes:
     kind, fields = event
-    data = {"type": kind, "sequence_number": sequence_number} | fields
-    return b"event: %b\ndata: %b\n\n" % (kind.encode(), encode(data))  # type: ignore[arg-type]
+    return named_event(kind, {"sequence_number": sequence_number, **fields})

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from itertools import starmap
 from typing import Any
 
 import msgspec
@@ -10,11 +11,11 @@ from api.generation_apis import MESSAGES, RESPONSES
 from api.messages import answers as messages
 from api.messages.blocks import Blocks
 from api.openai_responses import answers as responses
-from api.openai_responses.output import Event, Output, event_bytes
+from api.openai_responses.output import Output, event_bytes
 from api.openai_responses.requests import Item, ResponsesRequest
 from api.openai_responses.tools import shown_tools
 from api.parsing.parsed import Parsed, in_order
-from api.responses import encode
+from api.responses import Event, encode, named_event
 from api.tokens.tokenizer import Tokenizer
 from replica.http import forms
 from replica.http.forms import Form
@@ -68,13 +69,13 @@ class MessageForm(ConversationForm):
         self._started = False
 
     def show(self, choice: Choice, delta: Delta) -> bytes:  # noqa: ARG002  # there is only one
-        events: list[messages.Event] = []
+        events: list[Event] = []
         if not self._started:
             self._started = True
-            events.append(messages.MessageStart(self._answer([], 0)))
+            events.append(("message_start", {"message": self._answer([], 0)}))
         for parsed in self.parsed(delta):
             events += self._blocks.add(parsed)
-        return b"".join(map(messages.event_bytes, events)) if self.streams else b""
+        return b"".join(starmap(named_event, events)) if self.streams else b""
 
     def end(self) -> bytes:
         closing = list(self._blocks.finish())
@@ -82,9 +83,10 @@ class MessageForm(ConversationForm):
             answer = self._answer(self._blocks.content(), self._completion_tokens)
             answer.stop_reason, answer.stop_sequence = self._stop_reason(), self.choice.stop_string
             return encode(answer)
-        ending = messages.Ending(self._stop_reason(), self.choice.stop_string)
-        last = messages.MessageDelta(ending, messages.OutputUsage(self._completion_tokens))
-        return b"".join(map(messages.event_bytes, [*closing, last])) + messages.LAST_EVENT
+        ending = {"stop_reason": self._stop_reason(), "stop_sequence": self.choice.stop_string}
+        usage = {"output_tokens": self._completion_tokens}  # the message's start has said the rest
+        closing.append(("message_delta", {"delta": ending, "usage": usage}))
+        return b"".join(starmap(named_event, closing)) + messages.LAST_EVENT
 
     def _answer(self, content: list[messages.Content], output_tokens: int) -> messages.MessageAnswer:
         return messages.MessageAnswer(id=self.id, model=self.model, content=content, usage=self._usage(output_tokens))

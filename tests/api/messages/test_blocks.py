@@ -6,11 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.errors import ApiError
-from api.messages.answers import event_bytes
+from api.messages.answers import error_body
 from api.messages.blocks import Blocks
-from api.messages.errors import error_body
 from api.parsing.parsed import CallDelta, Parsed
-from api.responses import encode
+from api.responses import encode, named_event
 from tests.api.parsing.pieces import pieces
 
 THOUGHT, TEXT = Parsed(reasoning="Hm. "), Parsed(content="I look. ")
@@ -21,7 +20,7 @@ SECOND = Parsed(calls=(CallDelta(1, "c1", "stop", "{}"),))
 
 def events(blocks: Blocks, pieces: list[Parsed]) -> list[Any]:
     found = [event for piece in pieces for event in blocks.add(piece)]
-    return [json.loads(encode(event)) for event in (*found, *blocks.finish())]
+    return [{"type": kind, **json.loads(encode(fields))} for kind, fields in (*found, *blocks.finish())]
 
 
 def replayed(said: list[Any]) -> list[dict[str, Any]]:
@@ -85,7 +84,7 @@ def test_arguments_that_break_off_are_an_empty_object_in_a_whole_message() -> No
 
 def test_an_event_has_its_type_in_its_name_and_in_its_data() -> None:
     [start, *_] = Blocks("msg_1").add(TEXT)
-    name, data, *_ = event_bytes(start).split(b"\n")
+    name, data, *_ = named_event(*start).split(b"\n")
     assert name == b"event: content_block_start"
     assert json.loads(data.removeprefix(b"data: "))["type"] == "content_block_start"
 
