@@ -10,7 +10,6 @@ import click
 
 from api.process.options import F, option
 from api.process.settings import Unusable
-from lab.writing import check_file, write_whole
 
 SUFFIXES = (".png", ".svg")
 INCHES = (8.0, 4.5)
@@ -31,14 +30,14 @@ def plot_option(what: str) -> Callable[[F], F]:
 def check_plot(path: Path) -> None:
     if path.suffix.lower() not in SUFFIXES:
         raise Unusable(f"{str(path)!r} ends with {path.suffix!r}; give a name that ends with {' or '.join(SUFFIXES)}")
-    check_file(path, "--plot")
+    if not path.parent.is_dir():
+        raise Unusable(f"--plot: {str(path.parent)!r} is not a folder; create it, or name another")
     import matplotlib.figure  # noqa: F401  its absence is better said now
 
 
 @contextmanager
 def drawing(path: Path, *, title: str, x: str, y: str) -> Iterator[Any]:
-    """Yield matplotlib's axes; write the file on success only, and whole."""
-    check_plot(path)
+    """Yield matplotlib's axes; write the file on success only."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=INCHES, layout="constrained")
@@ -51,4 +50,7 @@ def drawing(path: Path, *, title: str, x: str, y: str) -> Iterator[Any]:
     kind = path.suffix.lower().removeprefix(".")
     drawn = BytesIO()
     figure.savefig(drawn, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
-    write_whole(path, drawn.getvalue())
+    try:
+        path.write_bytes(drawn.getvalue())
+    except OSError as error:
+        raise click.ClickException(f"cannot write {str(path)!r}: {error.strerror or error}") from error

@@ -79,10 +79,6 @@ def config_of(model: str) -> ModelConfig:
 # ---- what fits
 
 MEGABYTE = 10**6
-HOST_BYTES_PER_S = 25e9  # half of a PCIe 5 bus, shared by reading and writing
-DISK_BYTES_PER_S = 5e9  # an NVMe disk
-PREFILL_TOKENS_PER_S = 8000.0  # an 8B model on a large device
-LOADED_TOKENS = 8192  # the length of a prompt whose loading and computing are compared
 REQUEST_TOKENS = (2048, 8192)  # and the model's longest
 
 
@@ -94,19 +90,6 @@ class Room(NamedTuple):
     utilization: float = 0.9
     weights: float | None = None  # None: of the model's parameters
     workspace: float = 0.0
-
-
-class Below(NamedTuple):
-    """Memory below the cache, for one device; 0: none."""
-
-    host: float = 0.0
-    disk: float = 0.0
-    host_bytes_per_s: float = HOST_BYTES_PER_S
-    disk_bytes_per_s: float = DISK_BYTES_PER_S
-    prefill_tokens_per_s: float = PREFILL_TOKENS_PER_S
-
-
-NOTHING_BELOW = Below()
 
 
 class Format(NamedTuple):
@@ -125,17 +108,6 @@ class Fitting(Struct, frozen=True):
     requests: int
 
 
-class Lower(Struct, frozen=True):
-    """A medium below the cache, and how long a prompt of LOADED_TOKENS takes to come from there."""
-
-    medium: str
-    bytes: int
-    blocks: int
-    tokens: int
-    load_s: float
-    compute_s: float
-
-
 class Size(Struct, frozen=True, kw_only=True):
     """Everything is of one device; with several, each holds its share of every token."""
 
@@ -149,14 +121,13 @@ class Size(Struct, frozen=True, kw_only=True):
     blocks: int
     tokens: int
     fitting: list[Fitting]
-    below: list[Lower] = []  # memory below the cache
 
 
 class DoesNotFit(Exception):
     """Says how much is missing."""
 
 
-def size_of(name: str, config: ModelConfig, room: Room, form: Format, below: Below = NOTHING_BELOW) -> Size:
+def size_of(name: str, config: ModelConfig, room: Room, form: Format) -> Size:
     """DoesNotFit where there is not even room for a block; Unusable for heads that cannot be shared out."""
     heads = config.num_kv_heads
     if heads % form.devices and form.devices % heads:
@@ -181,15 +152,6 @@ def size_of(name: str, config: ModelConfig, room: Room, form: Format, below: Bel
             f"{gigabytes(weights + room.workspace + per_block - usable)} are missing"
         )
     lengths = sorted({length for length in REQUEST_TOKENS if length < config.max_position_embeddings})
-    lower = []
-    for medium, size, bytes_per_s in (
-        ("host memory", below.host, below.host_bytes_per_s),
-        ("disk", below.disk, below.disk_bytes_per_s),
-    ):
-        if size:
-            count = blocks_in(size, form.block_size, per_token)
-            times_s = LOADED_TOKENS * per_token / bytes_per_s, LOADED_TOKENS / below.prefill_tokens_per_s
-            lower.append(Lower(medium, round(size), count, count * form.block_size, *times_s))
     return Size(
         model=name,
         parameters=config.parameters,
@@ -204,7 +166,6 @@ def size_of(name: str, config: ModelConfig, room: Room, form: Format, below: Bel
             Fitting(length, requests_in(blocks, form.block_size, length))
             for length in (*lengths, config.max_position_embeddings)
         ],
-        below=lower,
     )
 
 

@@ -10,7 +10,6 @@ from typing import TypeAlias
 
 import numpy as np
 from msgspec import Struct
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from lab.trace.requests import Trace
@@ -49,17 +48,12 @@ class Accesses(Struct, frozen=True, eq=False):
     @property
     def depths(self) -> Integers:
         """The number of blocks before each one in its prompt."""
-        return _within(self.lengths)
+        starts = self.ends - self.lengths
+        return np.arange(len(self.numbers)) - np.repeat(starts, self.lengths)
 
     @property
     def tokens(self) -> int:
         return int(self.input_tokens.sum())
-
-    def reordered(self, order: Integers) -> "Accesses":
-        lengths = self.lengths[order]
-        starts = (self.ends - self.lengths)[order]
-        taken = np.repeat(starts, lengths) + _within(lengths)
-        return replace(self, numbers=self.numbers[taken], lengths=lengths, input_tokens=self.input_tokens[order])
 
 
 def accesses_of(trace: Trace) -> Accesses:
@@ -70,13 +64,6 @@ def accesses_of(trace: Trace) -> Accesses:
     known: defaultdict[int, int] = defaultdict(count().__next__)  # a table: no array holds keys of 64 bits and more
     numbers = np.fromiter(map(known.__getitem__, chain.from_iterable(full)), np.int64, int(lengths.sum()))
     return Accesses(size, numbers, lengths, input_tokens, len(known))
-
-
-def _within(lengths: Integers) -> Integers:
-    """0, 1, 2 ... for each of these lengths."""
-    starts = np.cumsum(lengths) - lengths
-    found: Integers = np.arange(int(lengths.sum())) - np.repeat(starts, lengths)
-    return found
 
 
 def earlier_of(numbers: Integers) -> Integers:

@@ -1,9 +1,8 @@
 """The whole analysis of a file, as one object."""
 
-import numpy as np
 from msgspec import Struct
 
-from lab.analysis.accesses import Accesses, Coarser, Integers, Sharing, accesses_of, coarser, sharing_of
+from lab.analysis.accesses import Coarser, Sharing, accesses_of, coarser, sharing_of
 from lab.analysis.breaks.prompts import Finding, Read
 from lab.analysis.breaks.search import search
 from lab.analysis.curve import HEADROOM, HitRateCurve, curve_of, with_headroom
@@ -51,15 +50,6 @@ class Breaks(Struct, frozen=True):
     findings: list[Finding]
 
 
-class Ordered(Struct, frozen=True):
-    """The given and the suggested order, with a cache of this many tokens."""
-
-    capacity_tokens: int
-    hit_rate: float
-    suggested_hit_rate: float
-    suggested_best_tokens: int  # it reaches the hits of an endless cache with these
-
-
 class Analysis(Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     sharing: Sharing
@@ -69,7 +59,6 @@ class Analysis(Struct, frozen=True, kw_only=True, omit_defaults=True):
     at_capacity: Cache | None = None
     with_host: list[WithHost] = []  # behind that
     breaks: Breaks | None = None  # None: a trace, which has no text
-    order: Ordered | None = None
 
 
 class AnalysisOptions(Struct, frozen=True, kw_only=True):
@@ -78,13 +67,10 @@ class AnalysisOptions(Struct, frozen=True, kw_only=True):
     capacity_tokens: int | None = None
     prefill_tokens_per_s: float = 8000.0
     load_tokens_per_s: float = 100_000.0
-    ordered: bool = False
 
 
-def analysis_of(
-    trace: Trace, read: Read | None, options: AnalysisOptions
-) -> tuple[Analysis, HitRateCurve, Integers | None]:
-    """Return the analysis, with the curve for its plot, and the order that it suggests, if it is wanted."""
+def analysis_of(trace: Trace, read: Read | None, options: AnalysisOptions) -> tuple[Analysis, HitRateCurve]:
+    """Return the analysis, with the curve for its plot."""
     accesses = accesses_of(trace)
     curve, sharing = curve_of(accesses), sharing_of(accesses)
     blocks, size = curve.needed(options.target), trace.block_tokens
@@ -102,12 +88,6 @@ def analysis_of(
             loaded_rate = hit_rate - at_capacity.hit_rate
             saved_s = loaded_rate * curve.input_tokens * token_s
             with_host.append(WithHost(host_blocks * size, hit_rate, loaded_rate, saved_s))
-    order = ordered = None
-    if options.ordered or options.capacity_tokens:
-        order = depth_first(accesses)
-        suggested, tokens = curve_of(accesses.reordered(order)), options.capacity_tokens or headroom.tokens
-        hit_rate, better = (one.hit_rate(tokens // size) for one in (curve, suggested))
-        ordered = Ordered(tokens, hit_rate, better, suggested.needed(1.0) * size)
     breaks = None if read is None else Breaks(read.requests, read.without_body, read.without_text, search(read.prompts))
     analysis = Analysis(
         name=trace.name,
@@ -118,9 +98,8 @@ def analysis_of(
         at_capacity=at_capacity,
         with_host=with_host,
         breaks=breaks,
-        order=ordered,
     )
-    return analysis, curve, order
+    return analysis, curve
 
 
 def _cache(curve: HitRateCurve, blocks: int, options: AnalysisOptions) -> Cache:
@@ -128,15 +107,3 @@ def _cache(curve: HitRateCurve, blocks: int, options: AnalysisOptions) -> Cache:
     per_token = options.kv_bytes_per_token
     gb = None if per_token is None else tokens * per_token / GIGABYTE
     return Cache(blocks, tokens, curve.hit_rate(blocks), curve.share(blocks), gb)
-
-
-def depth_first(accesses: Accesses) -> Integers:
-    """Places of the requests: through the tree of prefixes depth first, its branches in order of appearance.
-
-    Numbers are given at first appearance, so sorting by them does that; equal prompts keep their order.
-    """
-    packed = memoryview(accesses.numbers.astype(">u4").tobytes())
-    ends = (accesses.ends * 4).tolist()
-    starts = [0, *ends[:-1]]
-    keys = [bytes(packed[start:end]) for start, end in zip(starts, ends, strict=True)]
-    return np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)

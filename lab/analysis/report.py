@@ -32,12 +32,6 @@ def lines(analysis: Analysis) -> Iterator[str]:
     yield from aligned([("block size, if nothing is evicted", "hit rate"), *sizes])
     yield ""
     yield from _breaks(analysis.breaks)
-    if (order := analysis.order) is not None:
-        yield ""
-        yield f"As a batch, with a cache of {order.capacity_tokens:,} tokens"
-        rates = {"in the given order": order.hit_rate, "in the suggested one": order.suggested_hit_rate}
-        yield from aligned((f"  {which}", f"{rate:.1%}") for which, rate in rates.items())
-        yield f"  In the suggested order {order.suggested_best_tokens:,} tokens of cache find all that can hit"
 
 
 def _sharing(name: str, sharing: Sharing) -> Iterator[str]:

@@ -13,7 +13,6 @@ from lab.plots import plot_option
 from lab.size import CONFIGS, config_of
 from lab.trace.enough import too_short
 from lab.trace.formats import is_log, read_log, read_trace
-from lab.writing import new_file, write_whole
 from replica.model.sizing import kv_bytes_per_token
 
 SHARE = FiniteRange(min=0, max=1, min_open=True)
@@ -36,14 +35,6 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @option("--model", "NAME", f"Instead: a folder with a config.json, or one of {', '.join(CONFIGS)}.")
 @option("--block-tokens", "N", "Of the trace, if it cannot be found out.", type=COUNT)
 @plot_option("hit rate over cache")
-@option(
-    "--order",
-    "FILE",
-    "Write an order for a batch: a request id (of a log) or line number (of a trace) on each line.",
-    name="order_path",
-    type=click.Path(path_type=Path),
-    callback=new_file,
-)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def analyze(
     path: Path,
@@ -51,7 +42,6 @@ def analyze(
     model: str | None,
     block_tokens: int | None,
     plot_path: Path | None,
-    order_path: Path | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -69,10 +59,9 @@ def analyze(
     Examples:
       warmroute analyze requests.log
       warmroute analyze conversation.jsonl --target-hit-rate 0.95 --model llama-3-8b --plot curve.svg
-      warmroute analyze batch.jsonl --capacity-tokens 400000 --order order.txt
+      warmroute analyze batch.jsonl --capacity-tokens 400000
 
-    Exit status: 0 analyzed, with or without findings, 1 --order or --plot cannot be written, 2 the file or a value
-    cannot be used.
+    Exit status: 0 analyzed, with or without findings, 1 --plot cannot be written, 2 the file or a value cannot be used.
     """
     if kv_bytes is not None and model is not None:
         raise Unusable("--kv-bytes-per-token and --model both say how large a token is; give one of them")
@@ -83,7 +72,7 @@ def analyze(
     from lab.analysis.analysis import AnalysisOptions, analysis_of
     from lab.analysis.breaks.prompts import read_prompts
 
-    chosen = AnalysisOptions(kv_bytes_per_token=kv_bytes, ordered=order_path is not None, **options)
+    chosen = AnalysisOptions(kv_bytes_per_token=kv_bytes, **options)
     size = path.stat().st_size
     with progress("reading blocks", size) as tell:
         trace = read_trace(path, block_tokens, tell)
@@ -99,11 +88,7 @@ def analyze(
     if (why := too_short(trace)) is not None:
         click.echo(f"Note: {why}", err=True)
     with progress("analyzing", 1):
-        found, curve, order = analysis_of(trace, read, chosen)
+        found, curve = analysis_of(trace, read, chosen)
     click.echo(msgspec.json.encode(found).decode() if as_json else "\n".join(report.lines(found)))
-    if order_path is not None:
-        assert order is not None, "it was asked for"
-        names = [trace.requests[place].name for place in order.tolist()]
-        write_whole(order_path, "".join(f"{name}\n" for name in (*names, *trace.left_out)))
     if plot_path is not None:
         report.plot(plot_path, found.name, curve)

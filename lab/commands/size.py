@@ -10,11 +10,6 @@ from api.process.settings import ABOVE_0, AT_LEAST_0, FiniteRange, Unusable
 from lab.commands.common import check_options
 from lab.size import (
     DEVICES_GB,
-    DISK_BYTES_PER_S,
-    HOST_BYTES_PER_S,
-    LOADED_TOKENS,
-    PREFILL_TOKENS_PER_S,
-    Below,
     DoesNotFit,
     Format,
     Room,
@@ -29,8 +24,6 @@ NUMBERS = ("none", "fp8", "int8", "int4")
 COMPUTED = ("float32", "bfloat16", "float16")
 KV_DTYPE = click.Choice([*COMPUTED, "fp8"])
 SHARE = FiniteRange(min=0, max=1, min_open=True)
-NEEDS = {"disk_gb_per_s": "disk_gb", **dict.fromkeys(("disk_gb", "host_gb_per_s", "prefill_rate"), "host_gb")}
-IN_GB = ("weights_gb", "workspace_gb", "host_gb", "disk_gb", "host_gb_per_s", "disk_gb_per_s")
 EXCLUDES = [("utilization", "kv_gb"), ("workspace_gb", "kv_gb")]
 
 
@@ -45,11 +38,6 @@ EXCLUDES = [("utilization", "kv_gb"), ("workspace_gb", "kv_gb")]
 @option("--dtype", "TYPE", f"{', '.join(COMPUTED)}.  [default: the model's]", type=click.Choice(COMPUTED))
 @option("--quantization", "NAME", f"Of the weights: {', '.join(NUMBERS)}.", type=click.Choice(NUMBERS), default="none")
 @option("--kv-dtype", "TYPE", "Of the KV: one of those, or fp8.  [default: --dtype]", type=KV_DTYPE)
-@option("--host-gb", "GB", "Host memory behind the cache.", type=AT_LEAST_0)
-@option("--disk-gb", "GB", "Disk behind that.", type=AT_LEAST_0)
-@option("--host-gb-per-s", "R", f"Speed of host memory.  [default: {HOST_BYTES_PER_S / GIGABYTE:g}]", type=ABOVE_0)
-@option("--disk-gb-per-s", "R", f"Speed of the disk.  [default: {DISK_BYTES_PER_S / GIGABYTE:g}]", type=ABOVE_0)
-@option("--prefill-rate", "R", f"Tokens/s computed, to compare.  [default: {PREFILL_TOKENS_PER_S:g}]", type=ABOVE_0)
 @option("--block-size", "TOKENS", "Tokens in a block.", type=click.IntRange(1, 4096), default=16)
 @option("--tensor-parallel", "N", "Devices that share the model.", type=click.IntRange(1, 1024), default=1)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, in bytes.")
@@ -58,13 +46,15 @@ def size(
     device: str | None,
     memory_gb: float | None,
     kv_gb: float | None,
+    utilization: float | None,
+    weights_gb: float | None,
+    workspace_gb: float | None,
     dtype: str | None,
     quantization: str,
     kv_dtype: str | None,
     block_size: int,
     tensor_parallel: int,
     as_json: bool,
-    **given: float | None,
 ) -> None:
     """Compute how much KV cache fits beside a model on a device, from its shape; nothing is loaded.
 
@@ -75,34 +65,28 @@ def size(
       blocks = (memory x utilization - weights - workspace)
                / (2 x block size x KV heads x head dimension x bytes x layers)
 
-    rounded down; the same for --host-gb and --disk-gb, with the time that a prompt takes to come back. A GB is 10^9
-    bytes. With --tensor-parallel every figure is of one of the devices.
+    rounded down. A GB is 10^9 bytes. With --tensor-parallel every figure is of one of the devices.
 
     \b
     Examples:
       warmroute size llama-3-8b --device h100
       warmroute size llama-3-70b --kv-gb 45 --quantization int4
-      warmroute size llama-3-8b --device h100 --host-gb 500 --disk-gb 2000
       warmroute size path/to/model --memory-gb 24 --workspace-gb 1.5 --json
 
     Exit status: 0 it fits, 1 it does not, 2 invalid value.
     """
     if sum(each is not None for each in (device, memory_gb, kv_gb)) != 1:
         raise Unusable("how much memory is there? Give one of --device, --memory-gb and --kv-gb")
-    check_options(NEEDS, EXCLUDES)
+    check_options({}, EXCLUDES)
     memory_gb = DEVICES_GB[device] if device else memory_gb
-    memory, kv, weights_bytes, workspace, host, disk, host_per_s, disk_per_s = (
-        None if each is None else each * GIGABYTE for each in (memory_gb, kv_gb, *(given[name] for name in IN_GB))
-    )
-    room = Room(memory, kv, given["utilization"] or 0.9, weights_bytes, workspace or 0.0)
-    speeds = (host_per_s or HOST_BYTES_PER_S, disk_per_s or DISK_BYTES_PER_S)
-    below = Below(host or 0.0, disk or 0.0, *speeds, given["prefill_rate"] or PREFILL_TOKENS_PER_S)
+    memory, kv, weights_bytes = (None if each is None else each * GIGABYTE for each in (memory_gb, kv_gb, weights_gb))
+    room = Room(memory, kv, utilization or 0.9, weights_bytes, (workspace_gb or 0.0) * GIGABYTE)
     config = config_of(model)
     dtype = dtype or config.dtype
     weights = dtype if quantization == "none" else quantization
     form = Format(weights, kv_dtype or dtype, block_size, tensor_parallel)
     try:
-        answer = size_of(model, config, room, form, below)
+        answer = size_of(model, config, room, form)
     except DoesNotFit as error:
         fix = "give a larger device, --quantization, or more devices with --tensor-parallel"
         if room.memory is None:
@@ -130,7 +114,3 @@ def lines(answer: Size, room: Room, form: Format) -> Iterator[str]:
         yield f"{name:<15}{value}"
     for fitting in answer.fitting:
         yield f"{'':<15}{fitting.requests:,} requests of {fitting.tokens:,} tokens at once"
-    for one in answer.below:
-        yield f"{one.medium:<15}{one.blocks:,} blocks = {one.tokens:,} tokens  in {gigabytes(one.bytes)}"
-        times = f"come back in {one.load_s:.3f} s, and are computed in {one.compute_s:.3f} s"
-        yield f"{'':<15}{LOADED_TOKENS:,} tokens {times}"

@@ -196,7 +196,7 @@ def _of_mooncake(path: Path, numbered: Sequence[tuple[int, MooncakeLine]], block
             )
         at_s = (line.timestamp - start_ms) / 1000
         session = None if line.session is None else str(line.session)
-        requests.append(TraceRequest(at_s, line.input_length, line.output_length, blocks, session, name=str(number)))
+        requests.append(TraceRequest(at_s, line.input_length, line.output_length, blocks, session))
     return Trace(_name(path), size, sorted(beginnings_named(requests), key=lambda request: request.at_s))
 
 
@@ -218,12 +218,10 @@ def _of_log(path: Path, lines: Sequence[LogLine], block_tokens: int | None) -> T
             line.output_tokens or 0,
             _begun(line, size),
             line.session,
-            name=line.request_id,
         )
         for line in known
     ]
-    left_out = [line.request_id for line in lines if not (line.blocks and line.block_tokens)]
-    return Trace(_name(path), size, sorted(beginnings_named(requests), key=lambda request: request.at_s), left_out)
+    return Trace(_name(path), size, sorted(beginnings_named(requests), key=lambda request: request.at_s))
 
 
 def beginnings_named(requests: Sequence[TraceRequest]) -> Sequence[TraceRequest]:

@@ -24,7 +24,6 @@ class TraceRequest(NamedTuple):
     session: str | None = None  # it keeps requests together, where the trace says one
     tenant: Tenant | None = None  # it has a share of the replicas
     replica: int | None = None  # the replica that it went to, where the trace says one
-    name: str = ""  # the id that a log gives it, or the line of the file
 
 
 class Trace(Struct, frozen=True):
@@ -33,7 +32,6 @@ class Trace(Struct, frozen=True):
     name: str
     block_tokens: int
     requests: Sequence[TraceRequest]
-    left_out: Sequence[str] = ()  # names of requests of the file that are none of these, as their blocks are not known
 
     @property
     def span_s(self) -> float:

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -114,7 +113,7 @@ def test_json_has_the_same_figures(small: Path) -> None:
     assert found["needed"]["exact"] == {"blocks": 5, "tokens": 20, "hit_rate": 12 / 44, "share": 0.75}
     assert found["needed"]["with_headroom"]["blocks"] == 6
     assert [size["block_tokens"] for size in found["block_sizes"]] == [4, 8, 16, 32, 64]
-    assert "breaks" not in found and "order" not in found
+    assert "breaks" not in found
 
 
 def test_a_models_tokens_are_as_large_as_size_says(small: Path) -> None:
@@ -147,16 +146,9 @@ def test_the_cache_is_never_smaller_than_the_longest_prompt(tmp_path: Path) -> N
 def test_the_cache_there_is_can_be_asked_about(small: Path) -> None:
     found = answer(small, "--block-tokens", "4", "--capacity-tokens", "21")
     assert found["at_capacity"] == {"blocks": 5, "tokens": 20, "hit_rate": 12 / 44, "share": 0.75}
-    assert found["order"] == {
-        "capacity_tokens": 21,
-        "hit_rate": 12 / 44,
-        "suggested_hit_rate": 16 / 44,
-        "suggested_best_tokens": 12,
-    }
     said = shown(small, "--block-tokens", "4", "--capacity-tokens", "20")
     assert "host memory behind it  hit rate  loaded  tokens  prefill saved" in said
     assert "--capacity-tokens        27.3%       5      20" in said
-    assert "  in the suggested one  36.4%" in said
 
 
 def test_host_memory_behind_a_cache_finds_what_one_cache_of_their_size_would(small: Path) -> None:
@@ -171,52 +163,6 @@ def test_host_memory_behind_a_cache_finds_what_one_cache_of_their_size_would(sma
     assert tenfold["host_tokens"] == 160
     slow = answer(small, "--block-tokens", "4", "--capacity-tokens", "16", "--load-rate", "1000")["with_host"]
     assert [one["saved_s"] for one in slow] == [0, 0, 0], "loading is slower than computing"
-
-
-def test_an_order_of_a_trace_names_its_lines(small: Path, tmp_path: Path) -> None:
-    shown(small, "--block-tokens", "4", "--order", tmp_path / "order.txt")
-    assert (tmp_path / "order.txt").read_text().splitlines() == ["1", "3", "2", "4"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["order.txt", "small.jsonl"]
-
-
-def test_an_order_goes_through_a_pipe_that_stays_one(small: Path, tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    command = [sys.executable, "-c", "import sys; sys.stdout.write(open(sys.argv[1]).read())", str(pipe)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as reader:
-        try:
-            shown(small, "--block-tokens", "4", "--order", pipe)
-            assert pipe.is_fifo()
-            assert reader.communicate(timeout=10)[0].split() == ["1", "3", "2", "4"]
-        finally:
-            reader.kill()
-
-
-def test_an_order_of_a_trace_counts_lines_as_the_file_has_them(tmp_path: Path) -> None:
-    path = tmp_path / "t.jsonl"
-    path.write_text("\n".join(["", json.dumps(SMALL[3]), "", *map(json.dumps, SMALL[:3])]) + "\n")
-    shown(path, "--block-tokens", "4", "--order", tmp_path / "order.txt")
-    assert (tmp_path / "order.txt").read_text().split() == ["4", "6", "5", "2"]
-
-
-def test_an_order_of_a_trace_whose_first_line_says_the_block_size_counts_that_line_too(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "meta.jsonl", [{"meta": {"block_size": 4}}, *SMALL])
-    shown(path, "--order", tmp_path / "order.txt")
-    assert (tmp_path / "order.txt").read_text().split() == ["2", "4", "3", "5"]
-
-
-def test_an_order_of_a_log_names_its_requests_and_leaves_none_out(tmp_path: Path) -> None:
-    lines = list(logged(conversations(3, 3)))
-    lines[4] = replace(lines[4], blocks=[], block_tokens=0, exact=False)
-    shown(write_log(tmp_path / "requests.log", lines[::-1]), "--order", tmp_path / "order.txt")
-    order = (tmp_path / "order.txt").read_text().split()
-    assert sorted(order) == sorted(line.request_id for line in lines)
-    assert order[-1] == "request-4"
-    talks: dict[str, list[str]] = {}
-    for body, line in zip(conversations(3, 3), lines, strict=True):
-        talks.setdefault(body["user"], []).append(line.request_id)
-    together = [[each for each in order if each in talk and each != "request-4"] for talk in talks.values()]
-    assert [each for talk in together for each in talk] == order[:-1]
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg"])
@@ -270,8 +216,6 @@ def test_every_fault_can_be_shown(tmp_path: Path) -> None:
         (("--model", "demo", "--kv-bytes-per-token", "1"), "give one of them"),
         (("--model", "abacus"), "'abacus' is neither a folder with a config.json nor one of demo, llama-3-8b"),
         (("--plot", "curve.pdf"), "give a name that ends with .png or .svg"),
-        (("--order", "no/such/order.txt"), "'no/such' is not a folder"),
-        (("--order", "/"), "is a folder; name a file in it"),
         (("--plot", "no/such/curve.svg"), "--plot: 'no/such' is not a folder"),
     ],
 )
@@ -313,7 +257,7 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
     trace = agents(3000)
     path = write_trace(tmp_path / "agents.jsonl.gz", Trace(trace.name, trace.block_tokens, list(trace.requests)))
     path.write_bytes(path.read_bytes() * 60)  # to be read for seconds, so that it is still read when the signal comes
-    command = [sys.executable, "-m", "fleet", "analyze", str(path), "--order", str(tmp_path / "order.txt")]
+    command = [sys.executable, "-m", "fleet", "analyze", str(path), "--plot", str(tmp_path / "curve.svg")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         deadline_s = time.monotonic() + 20

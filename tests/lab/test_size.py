@@ -77,35 +77,6 @@ def test_every_term_is_shown() -> None:
     ]
 
 
-def test_memory_below_the_cache_is_counted_and_compared_with_computing() -> None:
-    below = ("--host-gb", "100", "--host-gb-per-s", "20", "--disk-gb", "1000", "--prefill-rate", "4096")
-    host, disk = answer("llama-3-8b", "--device", "h100", *below)["below"]
-    assert (host["medium"], host["bytes"], host["tokens"]) == ("host memory", 100 * 10**9, 47_683 * 16)
-    assert (host["load_s"], host["compute_s"]) == (pytest.approx(8192 * 131_072 / 20e9), 2.0)
-    assert (disk["medium"], disk["blocks"]) == ("disk", 476_837)
-    assert disk["load_s"] == pytest.approx(8192 * 131_072 / 5e9)
-    assert shown("llama-3-8b", "--device", "h100", *below).splitlines()[9:13] == [
-        "host memory    47,683 blocks = 762,928 tokens  in 100.00 GB",
-        "               8,192 tokens come back in 0.054 s, and are computed in 2.000 s",
-        "disk           476,837 blocks = 7,629,392 tokens  in 1,000.00 GB",
-        "               8,192 tokens come back in 0.215 s, and are computed in 2.000 s",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (("--disk-gb", "10"), "--disk-gb has no effect without --host-gb"),
-        (("--prefill-rate", "10"), "--prefill-rate has no effect without --host-gb"),
-        (("--host-gb", "1", "--disk-gb-per-s", "2"), "--disk-gb-per-s has no effect without --disk-gb"),
-    ],
-)
-def test_a_medium_that_is_not_there_has_no_speed(arguments: tuple[str, ...], complaint: str) -> None:
-    result = run("llama-3-8b", "--device", "h100", *arguments)
-    assert result.exit_code == 2
-    assert complaint in result.output
-
-
 @pytest.mark.parametrize("as_file", [False, True])
 def test_a_folder_or_its_config_stands_for_its_shape(as_file: bool, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B_FIELDS))

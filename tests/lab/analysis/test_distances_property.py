@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.analysis.accesses import accesses_of
-from lab.analysis.analysis import depth_first
 from lab.analysis.curve import curve_of, hits_by_capacity, smaller_before
 from lab.trace.requests import Trace
 from replica.cache.block_pool import BlockPool
@@ -62,21 +61,6 @@ def test_where_some_prompts_fill_their_last_block_the_pool_is_within_one_block(t
     for capacity in range(max(len(request.blocks) for request in kept), curve.most_blocks + 2):
         found = found_by_the_pool(trace, capacity) * BLOCK_TOKENS / trace.input_tokens
         assert curve.hit_rate(capacity) <= found <= curve.hit_rate(capacity + 1)
-
-
-@given(traces(st.integers(1, BLOCK_TOKENS - 1)))
-def test_another_order_changes_nothing_without_an_end(trace: Trace) -> None:
-    accesses = accesses_of(trace)
-    suggested = hits_by_capacity(accesses.reordered(depth_first(accesses)))
-    assert suggested[-1] == hits_by_capacity(accesses)[-1]
-
-
-@given(traces())
-def test_in_the_suggested_order_the_longest_prompt_is_cache_enough(trace: Trace) -> None:
-    accesses = accesses_of(trace)
-    suggested = hits_by_capacity(accesses.reordered(depth_first(accesses)))
-    longest = max(len(full_blocks(request)) for request in trace.requests)
-    assert suggested[min(longest, accesses.unique)] == suggested[-1]
 
 
 @given(st.lists(st.tuples(st.integers(-1, 6), st.integers(0, 9)), max_size=40))

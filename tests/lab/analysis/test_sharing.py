@@ -1,16 +1,14 @@
 """Counts, block sizes and orders of small traces, checked by hand."""
 
-import numpy as np
 import pytest
 from hypothesis import given
 from msgspec.structs import replace
 
 from lab.analysis.accesses import accesses_of, coarser, sharing_of
-from lab.analysis.analysis import depth_first
 from lab.analysis.curve import curve_of, hits_by_capacity, segments_of, with_headroom
 from lab.trace.formats import beginnings_named
 from lab.trace.requests import Trace, TraceRequest, coarsened
-from tests.lab.analysis.trees import full_blocks, trace_of, traces
+from tests.lab.analysis.trees import traces
 from tests.lab.traffic import conversations
 
 
@@ -90,36 +88,6 @@ def test_larger_blocks_share_what_a_coarsened_trace_shares(tree: Trace) -> None:
     found = [size.hit_rate for size in coarser(accesses_of(tree), (1, 2, 3, 4))]
     expected = [sharing_of(accesses_of(coarsened(tree, factor))).hit_rate for factor in (1, 2, 3, 4)]
     assert found == expected
-
-
-def test_the_suggested_order_goes_through_the_tree_depth_first() -> None:
-    prompts = [(0, 0), (1,), (0, 1), (0,), (1, 1), (0, 0)]
-    accesses = accesses_of(trace_of([(path, 1) for path in prompts]))
-    assert [prompts[at] for at in depth_first(accesses).tolist()] == [(0,), (0, 0), (0, 0), (0, 1), (1,), (1, 1)]
-    assert depth_first(accesses).tolist() == [3, 0, 5, 2, 1, 4]
-
-
-def test_a_batch_in_the_suggested_order_needs_less_cache() -> None:
-    groups = [tuple(range(100 * group, 100 * group + 10)) for group in range(8)]
-    accesses = accesses_of(trace(*groups * 5))
-    given = hits_by_capacity(accesses)
-    suggested = hits_by_capacity(accesses.reordered(depth_first(accesses)))
-    assert (given[10], suggested[10]) == (0, 320)
-    assert given[79] < given[80] == 320
-
-
-@given(traces())
-def test_a_new_order_keeps_every_request(tree: Trace) -> None:
-    accesses = accesses_of(tree)
-    order = depth_first(accesses)
-    assert sorted(order.tolist()) == list(range(len(tree.requests)))
-    moved = accesses.reordered(order)
-    starts = np.cumsum(moved.lengths) - moved.lengths
-    for place, at in enumerate(order.tolist()):
-        start = int(starts[place])
-        blocks = moved.numbers[start : start + int(moved.lengths[place])]
-        assert len(blocks) == len(full_blocks(tree.requests[at]))
-        assert moved.input_tokens[place] == tree.requests[at].input_tokens
 
 
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.9, 1.0])

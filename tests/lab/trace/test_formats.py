@@ -36,8 +36,8 @@ def test_a_mooncake_file_is_read_from_its_first_arrival_on(tmp_path: Path) -> No
     trace = read_trace(path)
     assert (trace.name, trace.block_tokens) == ("trace", 512)
     assert trace.requests == [
-        TraceRequest(0.0, 700, 7, (1, 2), name="1"),
-        TraceRequest(1.5, 512, 7, (1,), name="2"),
+        TraceRequest(0.0, 700, 7, (1, 2)),
+        TraceRequest(1.5, 512, 7, (1,)),
     ]
     assert (trace.span_s, trace.input_tokens) == (1.5, 1212)
     assert sum(len(request.blocks) for request in trace.requests) == 3
