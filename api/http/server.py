@@ -94,11 +94,6 @@ class HttpServer:
         for connection in list(self.connections.open):
             connection.retire(now=now)
 
-    async def serve_accepted(self, connection: socket.socket) -> None:
-        """Serve a connection that another process has accepted."""
-        with contextlib.suppress(OSError):  # its client has left, or speaks no TLS
-            await asyncio.get_running_loop().connect_accepted_socket(self._connect, connection, ssl=self._tls)
-
 
 async def _within(limit_s: float, work: Coroutine[None, None, object]) -> None:
     with contextlib.suppress(TimeoutError):

@@ -111,7 +111,6 @@ class Front:
             self.picker = self._picker(config.picker_listen, limits, table, (*FORWARDED, *more))
         self._tasks: list[asyncio.Task[None]] = []
         self._serving: asyncio.Task[None] | None = None  # one of them
-        self._adopted: set[asyncio.Task[None]] = set()  # tasks that begin with adopted connections
 
     def _picker(self, listen: str, limits: Limits, table: RouteTable, forwarded: tuple[Route, ...]) -> "PickerServer":
         """Raise OSError if it cannot listen there."""
@@ -172,23 +171,6 @@ class Front:
         await asyncio.wait([listening, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
         listening.cancel()
         self.check()
-        if self.colleagues is not None:
-            handed = self.colleagues.place.handed
-            handed.setblocking(False)
-            asyncio.get_running_loop().add_reader(handed, self._handed, handed)
-
-    def _handed(self, handed: socket.socket) -> None:
-        """Serve a connection that a worker that has ended would have accepted."""
-        try:
-            message, files, _, _ = socket.recv_fds(handed, 1, 1)
-        except BlockingIOError:
-            return
-        if not message:
-            asyncio.get_running_loop().remove_reader(handed)
-        for file in files:
-            task = asyncio.create_task(self._server.serve_accepted(socket.socket(fileno=file)))
-            self._adopted.add(task)
-            task.add_done_callback(self._adopted.discard)
 
     async def _take_place(self, colleagues: Colleagues) -> None:
         """Take over what colleagues know; while they serve, wait until this worker would answer as they do."""

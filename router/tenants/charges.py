@@ -76,13 +76,6 @@ class Charge(Struct, eq=False):
                 raise account.refusal(lack, [], amount)  # its answer has these headers already
             self._add(state, use, now_s, wall_s)
 
-    def settle(self, tokens: Use, now_s: float) -> None:
-        """Correct the charge to what the request has used so far."""
-        if self.is_open:
-            account = self.account
-            with account.shared.opened(account.key.name) as state:
-                self._settle(state, tokens, now_s, account.wall())
-
     def close(self, tokens: Use | None = None, now_s: float = 0.0) -> None:
         """End the charge, corrected to what was used in the end."""
         if not self.is_open:
@@ -115,15 +108,10 @@ class Charge(Struct, eq=False):
             self._add(state, more, now_s, wall_s)
 
     def _add(self, state: KeyState, use: Use, now_s: float, wall_s: float) -> None:
-        state.turn(wall_s)
         self.charged = self.charged.plus(use)
-        limits = self.account.limits
-        if state.day == self.day:
-            state.add(limits, use, now_s, wall_s)
-        else:  # yesterday's charges are not given back today
-            today = Use(*(max(0, count) for count in use))
-            state.add(limits, use, now_s, wall_s)
-            state.today = state.today.plus(today.less(use))
+        state.add(self.account.limits, use, now_s, wall_s)
+        if state.day != self.day:  # yesterday's charges are not given back today
+            state.today = state.today.less(Use(*(min(0, count) for count in use)))
 
 
 def account_of(key: Key, shared: SharedLimits, wall: Callable[[], float] = time) -> Account | None:

@@ -165,7 +165,8 @@ class Ledger:
         budgets: dict[tuple[int, str], Use] = {}
         for name in names:
             with self._shared.opened(name) as state:
-                budgets |= {(day, name): use for day, use in state.take_unsaved()}
+                if any(unsaved := state.take_unsaved()):
+                    budgets[state.day, name] = unsaved
         forgets = self._forgets(today)
         if usage or budgets:
             self._batches += 1

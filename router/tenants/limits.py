@@ -104,10 +104,6 @@ class KeyState(Struct):
     day: int = 0  # since 1970
     today: Use = NOTHING
     saved: Use = NOTHING  # the part of it that is in a file, or on its way there
-    # The same of the day that the clock showed before, for when it goes back there.
-    other_day: int = 0
-    other: Use = NOTHING
-    other_saved: Use = NOTHING
     in_flight: int = 0
 
     @classmethod
@@ -165,22 +161,14 @@ class KeyState(Struct):
         self.today = self.today.plus(use)
 
     def turn(self, wall_s: float) -> None:
-        """Be on the clock's day, ahead or back; the day that it has left is kept."""
-        day = int(wall_s // DAY_S)
-        if day == self.day:
-            return
-        left = self.day, self.today, self.saved
-        if day == self.other_day:
-            self.day, self.today, self.saved = day, self.other, self.other_saved
-        else:
+        """Be on the clock's day, which begins with nothing used."""
+        if (day := int(wall_s // DAY_S)) != self.day:
             self.day, self.today, self.saved = day, NOTHING, NOTHING
-        self.other_day, self.other, self.other_saved = left
 
-    def take_unsaved(self) -> list[tuple[int, Use]]:
-        """Take what is in no file yet, by day; from now on it counts as saved."""
-        found = [(self.day, self.today.less(self.saved)), (self.other_day, self.other.less(self.other_saved))]
-        self.saved, self.other_saved = self.today, self.other
-        return [(day, use) for day, use in found if any(use)]
+    def take_unsaved(self) -> Use:
+        """Take what is in no file yet; from now on it counts as saved."""
+        unsaved, self.saved = self.today.less(self.saved), self.today
+        return unsaved
 
     def read(self, day: int, in_file: Use) -> None:
         """Add the part of the sum in the file that others have used."""

@@ -21,16 +21,13 @@ MAX_KEYS = 2**14  # names, also those that were removed since the start
 TRIES = 1000
 AMOUNTS = len(Use._fields)
 _HASH = struct.Struct("=Q")  # the name's hash; 0: free
-_STATE = struct.Struct(f"={2 * BUCKETS}d{2 * (1 + 2 * AMOUNTS)}q")  # a KeyState: its levels, times, and two days
+_STATE = struct.Struct(f"={2 * BUCKETS}d{1 + 2 * AMOUNTS}q")  # a KeyState: its levels, their times, and its day
 _COUNT = struct.Struct("=q")  # the requests that one worker runs
 _HEAD_BYTES = _HASH.size + _STATE.size
 _DAY = 2 * BUCKETS
 _TODAY = _DAY + 1
 _SAVED = _TODAY + AMOUNTS
-_OTHER_DAY = _SAVED + AMOUNTS
-_OTHER = _OTHER_DAY + 1
-_OTHER_SAVED = _OTHER + AMOUNTS
-_use: Callable[[tuple[int, ...]], Use] = partial(tuple.__new__, Use)  # this is no call of Python, four times a request
+_use: Callable[[tuple[int, ...]], Use] = partial(tuple.__new__, Use)  # this is no call of Python, twice a request
 
 
 class SharedLimits:
@@ -45,7 +42,7 @@ class SharedLimits:
         self._lock = lock
         self._number = 0
         self._rows: dict[str, int] = {}  # their beginnings by name
-        self._alone: dict[int, _Alone] = {}  # counts by row, for one process
+        self._alone: dict[str, _Alone] = {}  # by name, for one process
         self.touched: set[str] = set()  # keys whose state this worker has looked at, for who saves it
 
     def begin(self, number: int) -> None:
@@ -77,12 +74,10 @@ class SharedLimits:
     # ---- parts
 
     def _alone_of(self, name: str) -> "_Alone":
-        row = self.row(name)
-        return self._alone.get(row) or self._alone.setdefault(row, _Alone(self.read(row)))
+        return self._alone.get(name) or self._alone.setdefault(name, _Alone(KeyState.fresh()))
 
     def lock(self) -> None:
-        if self._lock is None:
-            return
+        assert self._lock is not None, "one process alone locks nothing"
         for _ in range(TRIES):
             try:
                 fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -92,8 +87,8 @@ class SharedLimits:
                 break
 
     def unlock(self) -> None:
-        if self._lock is not None:
-            fcntl.lockf(self._lock, fcntl.LOCK_UN)
+        assert self._lock is not None, "it was locked"
+        fcntl.lockf(self._lock, fcntl.LOCK_UN)
 
     def read(self, row: int) -> KeyState:
         found = _STATE.unpack_from(self._memory, row + _HASH.size)
@@ -103,16 +98,13 @@ class SharedLimits:
             list(found[BUCKETS:_DAY]),
             found[_DAY],
             _use(found[_TODAY:_SAVED]),
-            _use(found[_SAVED:_OTHER_DAY]),
-            found[_OTHER_DAY],
-            _use(found[_OTHER:_OTHER_SAVED]),
-            _use(found[_OTHER_SAVED:]),
+            _use(found[_SAVED:]),
             running,
         )
 
     def write(self, row: int, state: KeyState) -> None:
-        days = (state.day, *state.today, *state.saved, state.other_day, *state.other, *state.other_saved)
-        _STATE.pack_into(self._memory, row + _HASH.size, *state.levels, *state.filled_s, *days)
+        day = (state.day, *state.today, *state.saved)
+        _STATE.pack_into(self._memory, row + _HASH.size, *state.levels, *state.filled_s, *day)
 
     def row(self, name: str) -> int:
         """The beginning of the key's row; a new key gets a free one."""

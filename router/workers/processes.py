@@ -1,8 +1,8 @@
 """The processes of a router with several workers: started, watched, replaced and ended together.
 
 This process serves nothing. Each worker is a fork of it that listens at the same port, by a socket of its own: among
-these the kernel divides new connections. The sockets stay open when a worker dies, and until another one takes its
-place, what clients connect there is handed to those that live: a death costs only the connections that it had.
+these the kernel divides new connections. When a worker dies, its socket is closed, and the kernel leaves it out until
+another worker listens in its place: a death costs only the connections that it had.
 
 A worker says again and again that it is alive. One that hangs, by a fault of ours or by a signal, is killed.
 """
@@ -17,7 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -43,7 +43,6 @@ class Place(NamedTuple):
     number: int
     workers: int  # how many there are
     folder: Path  # the sockets between them lie there; only this user may enter it
-    handed: socket.socket  # connections come through it that another worker would have accepted
     usage: SharedLimits
     replaces: bool  # one that has ended: the others know what it has to know
 
@@ -56,14 +55,12 @@ Serve: TypeAlias = Callable[[Place, socket.socket, Callable[[], None]], int]
 class Worker:
     number: int
     listener: socket.socket
-    hand: socket.socket | None = None  # the socket that hands it connections
     pid: int = 0  # 0: it does not run
     started_s: float = 0.0
     starts: int = 0
     say: int | None = None  # the end of a pipe: it says that it listens, and lives
     heard_s: float = 0.0
     listens: bool = False
-    is_watched: bool = False  # its connections are taken for it
 
 
 class Processes:
@@ -77,7 +74,6 @@ class Processes:
         self._looked_s = 0.0  # the last look for workers that hang
         self._count = count
         self._workers: list[Worker] = []
-        self._turn = 0
         self._asked = 0  # how often it was asked to end
         self._status = 0
 
@@ -87,7 +83,6 @@ class Processes:
         Raise OSError if the port cannot be had.
         """
         with (
-            ExitStack() as sockets,
             closing(OwnFolder("warmroute-router-")) as own,
             TemporaryFile(dir=own.path) as lock,
             selectors.DefaultSelector() as self._selector,
@@ -95,11 +90,9 @@ class Processes:
         ):
             self._folder, self._pid = own.path, os.getpid()
             self._usage = SharedLimits(self._count, lock)
-            port = self._port
             for number in range(self._count):
-                listener = sockets.enter_context(hold(self._host, port, first=not number))
-                listener.setblocking(False)  # its worker may accept before this process can
-                port = listener.getsockname()[1]
+                listener = hold(self._host, self._port, first=not number)
+                self._port = listener.getsockname()[1]
                 self._workers.append(Worker(number, listener))
             gc.collect()
             gc.freeze()  # pages with what is there now stay those of all workers
@@ -111,7 +104,6 @@ class Processes:
                     is_ready = True
                     on_ready(self._workers[0].listener)
                 wait_s = self._start_again()
-                self._watch_orphans()
                 self._kill_hung()
                 self._wait(wait_s)
         return self._status
@@ -138,16 +130,11 @@ class Processes:
 
     def _start(self, worker: Worker) -> None:
         heard, say = os.pipe()
-        hand, handed = socket.socketpair()
         worker.pid = os.fork()
         if not worker.pid:
             os.close(heard)
-            hand.close()
-            self._work(worker, handed, say)
+            self._work(worker, say)
         os.close(say)
-        handed.close()
-        hand.setblocking(False)
-        worker.hand = hand
         worker.started_s, worker.starts, worker.say = time.monotonic(), worker.starts + 1, heard
         self._selector.register(heard, selectors.EVENT_READ, worker)
 
@@ -165,7 +152,7 @@ class Processes:
                 worker.heard_s = now_s
                 os.kill(worker.pid, signal.SIGKILL)
 
-    def _work(self, worker: Worker, handed: socket.socket, say: int) -> NoReturn:
+    def _work(self, worker: Worker, say: int) -> NoReturn:
         """The child's life. Nothing that the parent has begun must end here."""
         status = 1
         try:
@@ -176,12 +163,10 @@ class Processes:
                 signal.signal(number, signal.SIG_DFL)
             self._selector.close()
             for other in self._workers:
-                if other.hand is not None:
-                    other.hand.close()
                 if other is not worker:
                     other.listener.close()
             self._usage.begin(worker.number)
-            place = Place(worker.number, self._count, self._folder, handed, self._usage, worker.starts > 0)
+            place = Place(worker.number, self._count, self._folder, self._usage, worker.starts > 0)
             os.set_blocking(say, False)
 
             def say_alive() -> None:
@@ -212,36 +197,6 @@ class Processes:
                     self._start(worker)
         return min(waits, default=None)
 
-    # ---- connections of those that do not serve
-
-    def _watch_orphans(self) -> None:
-        """Watch the sockets of those that do not serve, while others do."""
-        is_served = not self._asked and any(worker.listens for worker in self._workers)
-        for worker in self._workers:
-            watch = is_served and not worker.listens
-            if watch != worker.is_watched:
-                worker.is_watched = watch
-                if watch:
-                    self._selector.register(worker.listener, selectors.EVENT_READ, worker)
-                else:
-                    self._selector.unregister(worker.listener)
-
-    def _hand_over(self, worker: Worker) -> None:
-        """Accept a connection in its place, and hand it to those that serve by turns."""
-        try:
-            connection, _ = worker.listener.accept()
-        except OSError:  # its client has left again
-            return
-        with connection:
-            serving = [other for other in self._workers if other.listens]
-            for _ in serving:
-                self._turn += 1
-                hand = serving[self._turn % len(serving)].hand
-                assert hand is not None, "it has been started"
-                with suppress(OSError):
-                    socket.send_fds(hand, [b"."], [connection.fileno()])
-                    return
-
     # ---- what happens
 
     def _wait(self, seconds: float | None) -> None:
@@ -258,8 +213,6 @@ class Processes:
                             pid, status = os.waitpid(ended.pid, os.WNOHANG)
                             if pid:
                                 self._ended(ended, os.waitstatus_to_exitcode(status))
-            elif key.fileobj is worker.listener:
-                self._hand_over(worker)
             elif worker.say is not None:  # else its end was reported first, by a signal
                 if not os.read(worker.say, MAX_BEATS):
                     self._hang_up(worker)
@@ -279,7 +232,6 @@ class Processes:
     def _end(self) -> None:
         """Have all workers end; where none listens any longer, connections are refused."""
         self._asked += 1
-        self._watch_orphans()
         for worker in self._workers:
             worker.listener.close()
             if worker.pid:
@@ -289,8 +241,6 @@ class Processes:
         pid, has_listened = worker.pid, worker.listens
         worker.pid, worker.listens = 0, False
         self._hang_up(worker)
-        if worker.hand is not None:
-            worker.hand.close()
         self._usage.ended(worker.number)
         if self._asked:
             self._status = self._status or abs(status)
@@ -299,5 +249,8 @@ class Processes:
             self._status = status  # it has said why it cannot start, and nor could another
             self._end()
             return
+        held = hold(self._host, self._port, first=False)  # before the other is closed, so that nobody takes the port
+        worker.listener.close()
+        worker.listener = held
         how = f"by signal {-status}" if status < 0 else f"with status {status}"
         log.warning("worker %d (process %d) has ended %s; another one takes its place", worker.number, pid, how)

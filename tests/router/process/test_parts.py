@@ -1,7 +1,6 @@
 """Each worker gets a part of the router's limits."""
 
 import os
-import socket
 import tempfile
 from pathlib import Path
 
@@ -17,8 +16,8 @@ CPUS = len(os.sched_getaffinity(0))
 
 
 def place(number: int, workers: int) -> Place:
-    with socket.socket() as handed, tempfile.TemporaryFile() as lock:
-        return Place(number, workers, Path("/run/here"), handed, SharedLimits(workers, lock), replaces=False)
+    with tempfile.TemporaryFile() as lock:
+        return Place(number, workers, Path("/run/here"), SharedLimits(workers, lock), replaces=False)
 
 
 def test_limits_are_divided_and_none_becomes_zero() -> None:

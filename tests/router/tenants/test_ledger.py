@@ -222,23 +222,6 @@ def allowed(one: Router) -> int:
     raise AssertionError("there is no limit")
 
 
-@pytest.mark.parametrize("has_file", [True, False])
-async def test_a_jump_of_the_clock_gives_nothing_and_takes_nothing(path: Path, has_file: bool) -> None:
-    async with router(path if has_file else None) as one:
-        assert allowed(one) == 3
-        one.wall_s = NOON_S + 20 * DAY_S
-        await one.ledger.save()
-        assert allowed(one) == 3
-        await one.ledger.save()
-        one.wall_s = NOON_S
-        assert allowed(one) == 0, "what was used of this day stays used"
-        for day in range(1, 20):
-            one.wall_s = NOON_S + day * DAY_S
-            await one.ledger.save()
-            assert allowed(one) == 3, f"{day} days later"
-        await one.ledger.save()
-
-
 @given(st.lists(st.integers(-400, 400), min_size=1, max_size=12))
 async def test_wherever_the_clock_goes_each_day_has_its_own_budget_and_history(jumps: list[int]) -> None:
     with TemporaryDirectory() as folder:
