@@ -16,7 +16,7 @@ from router.members.broken import Broken
 from router.members.fetch import Fetched, fetch
 from router.members.spec import Target
 from router.members.upstream import Header, Sending, Upstream
-from router.proxy.events import DONE, EventReader, payload_of
+from router.proxy.streams.events import DONE, EventReader, payload_of
 
 EVENT_STREAM = b"text/event-stream"
 MAX_DETAIL = 300  # characters kept of what an endpoint says of an error

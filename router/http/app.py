@@ -33,7 +33,7 @@ from router.monitor.upkeep import Upkeep
 from router.records.access_log import encode, line_of
 from router.records.history import History
 from router.tenants.admission import Admission, Admitted
-from router.workers.colleagues import Answer, Answering, Asked, Colleagues
+from router.workers.colleagues import Answer, Asked, Colleagues
 from router.workers.peer_links import Links
 
 ERRORS: tuple[Any, ...] = (ApiError, HTTPException, ClientDisconnect, Exception)
@@ -152,25 +152,22 @@ def build_app(
     return app
 
 
-def answering(app: ASGIApp) -> Answering:
-    """Answer what other workers have admitted."""
+async def answered(app: ASGIApp, asked: Asked) -> Answer:
+    """Answer what another worker has admitted."""
 
-    async def answer(asked: Asked) -> Answer:
-        async def receive() -> Message:
-            return {"type": "http.request", "body": asked.body, "more_body": False}
+    async def receive() -> Message:
+        return {"type": "http.request", "body": asked.body, "more_body": False}
 
-        scope = scope_with(
-            asked.method,
-            unquote(asked.raw_path.decode("ascii")),
-            asked.raw_path,
-            query_string=asked.query,
-            headers=[*asked.headers, (b"content-length", b"%d" % len(asked.body))],
-            state={"admitted": Admitted("", admin=asked.sees_all)},
-        )
-        scope[FROM_WORKER] = True
-        return await answer_of(app, scope, receive)
-
-    return answer
+    scope = scope_with(
+        asked.method,
+        unquote(asked.raw_path.decode("ascii")),
+        asked.raw_path,
+        query_string=asked.query,
+        headers=[*asked.headers, (b"content-length", b"%d" % len(asked.body))],
+        state={"admitted": Admitted("", admin=asked.sees_all)},
+    )
+    scope[FROM_WORKER] = True
+    return await answer_of(app, scope, receive)
 
 
 async def _past_the_app(_: Request) -> Response:

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.http.endpoints import USUAL_DECISIONS, limit_of
 from router.responses import ReplicaList, RetainedAt, RetainedList
-from router.workers.colleagues import Answer, Asked, Colleagues
+from router.workers.colleagues import ANSWER_S, CHANGE_S, REQUEST, Answer, Asked, Colleagues
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ async def one_answer(app: ASGIApp, colleagues: Colleagues, scope: Scope, receive
         headers = [(name, value) for name, value in scope["headers"] if name == b"content-encoding"]
         sees_all = scope["state"]["admitted"].admin
         asked = Asked(scope["method"], scope["raw_path"], scope["query_string"], headers, bytes(body), sees_all)
-        return await colleagues.ask(asked)
+        return await colleagues.told(REQUEST, asked, ANSWER_S if asked.method == "GET" else CHANGE_S)
 
     if merge is not None:
         own, others = await asyncio.gather(answer_of(app, scope, receive), ask_others())

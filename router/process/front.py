@@ -17,7 +17,7 @@ from router.config import RouterConfig
 from router.core import Router
 from router.dashboard.broadcast import decided
 from router.dashboard.sampling import unserved_by
-from router.http.app import answering, build_app, dashboard_of
+from router.http.app import answered, build_app, dashboard_of
 from router.http.at_replicas import expect_clear
 from router.http.front import FrontConnection, Openings
 from router.http.one_answer import answer_of
@@ -46,7 +46,7 @@ from router.tenants.admission import Admission
 from router.tenants.keys import Key, parse_keys
 from router.tenants.usage import Selection
 from router.workers import questions
-from router.workers.colleagues import Colleagues, Told, about
+from router.workers.colleagues import REQUEST, Asked, Colleagues, Told, about
 from router.workers.peer_links import Links, PeerSockets
 from router.workers.processes import Place
 
@@ -160,7 +160,7 @@ class Front:
         if self.links is not None:
             self._tasks.append(asyncio.create_task(self.links.run()))
         if self.colleagues is not None:
-            self._tasks.append(asyncio.create_task(self.colleagues.serve(answering(self._app), self._tell)))
+            self._tasks.append(asyncio.create_task(self.colleagues.serve(self._tell)))
             if self.colleagues.place.replaces:
                 await self._take_place(self.colleagues)
         if self.picker is not None:
@@ -262,6 +262,8 @@ class Front:
         """Answer a colleague: what this worker alone knows of the whole router."""
         members, history = self.router.members, self.router.history
         match told.question:
+            case REQUEST.name:
+                return await answered(self._app, about(told, Asked))
             case questions.FIGURES.name:
                 of_replicas = {
                     member.name: questions.OfReplica(member.candidate.in_flight, counts_of(member, self.router.feeds))

@@ -16,7 +16,6 @@ from router.members.broken import Broken
 from router.members.upstream import Header, Sending
 from router.placement.cost import INFINITE, Half
 from router.placement.load import Placed
-from router.tenants.limits import Use
 
 if TYPE_CHECKING:
     from router.members.members import Member
@@ -124,8 +123,8 @@ def last_number(body: bytes, *names: bytes) -> int | None:
 class AttemptListener(Protocol):
     """Listens to an attempt: the answer of a request, or its prefill half."""
 
-    exchange: "Exchange"
-
+    @property
+    def exchange(self) -> "Exchange": ...
     @property
     def model_name(self) -> str | None: ...
     def begun(self, attempt: "Attempt") -> None: ...
@@ -278,25 +277,3 @@ class Attempt:
             self.owner.failed(self, Broken("its answer ended within a frame"))
         else:
             self.owner.take(self, b"".join([frame.payload for frame in frames]), complete)
-
-
-def used_by(attempts: Sequence[Attempt]) -> tuple[int, int | None, PromptsTold | None]:
-    """The tokens that these attempts have generated, counted by events where no engine says so, and without those.
-
-    And the figures of the replica that has told most prompts: what others computed before it was lost is not charged.
-    """
-    tokens, exact, most = 0, None, None
-    for attempt in attempts:
-        report, told = attempt.report, attempt.told
-        generated = attempt.counted_tokens if attempt.ended_s else attempt.tokens
-        tokens += generated
-        if attempt.framed or (report is not None and report.generated is not None):
-            exact = generated if exact is None else exact + generated
-        if told is not None and (most is None or told.choices > most.choices):
-            most = told
-    return tokens, exact, most
-
-
-def prompt_use(tokens: int, cached: int, generated: int = 0) -> Use:
-    cached = min(cached, tokens)
-    return Use(0, tokens - cached, cached, generated)

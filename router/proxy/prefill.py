@@ -19,15 +19,14 @@ from router.placement.decision import Decision, predict
 from router.placement.elsewhere import Split, can_read, split, why_not_at_all
 from router.placement.index import Matches
 from router.placement.prices import LEAST_PULLED_TOKENS
-from router.prompts.prompt import UNREADABLE, Peek, Prompt
+from router.prompts.prompt import UNREADABLE, Prompt
 from router.proxy.attempt import Attempt
 from router.proxy.exchange import Exchange
+from router.proxy.facts import RequestFacts
 from router.proxy.headers import JSON_LINE, TO_READ, TRACED, request_to
 from router.proxy.predicted_hit import PrefillHalf, PrefillOutcome
-from router.proxy.request_summary import Notes
 from router.proxy.retries import loss, refusal
 from router.proxy.services import Services
-from router.tenants.admission import Admitted
 
 # ---- KV handed over, in the words of each engine
 
@@ -211,16 +210,9 @@ def split_of(
 class Prefill:
     """The first half of one request; `go_on` places the request when it has ended."""
 
+    facts: RequestFacts
     router: Services
-    exchange: Exchange
-    admitted: Admitted
-    api: str  # its name
-    peek: Peek
     go_on: Callable[[], None] | None  # None: the request has ended
-    session: str | None
-    came_s: float
-    notes: Notes | None
-    trace: Any
     half: PrefillHalf = field(default_factory=PrefillHalf)  # what is remembered of it
     _attempt: Attempt | None = None
     _answer: bytearray = field(default_factory=bytearray)
@@ -230,31 +222,35 @@ class Prefill:
     _is_given_up: bool = False
 
     @property
+    def exchange(self) -> Exchange:
+        return self.facts.exchange
+
+    @property
     def model_name(self) -> str | None:
-        return self.peek.model
+        return self.facts.model_name
 
     def begin(self, decode: Decision, model: ServedModel, prompt: Prompt, body: bytes) -> Attempt | None:
         """Send the prompt to a prefill replica, if that gains; None: the request is to be sent as it is."""
         if self._is_given_up or self._handed is not None or self._prefills >= MAX_PREFILLS:
             return None
         assert decode.chosen is not None, "its caller has looked"
-        needs_tokens = self.router.members.by_name[decode.chosen.name].profile.takes_envelope
-        if (why_not := why_whole(self.api, prompt, body, needs_tokens=needs_tokens)) is not None:
+        router, facts, hit = self.router, self.facts, self.half.at_replica
+        needs_tokens = router.members.by_name[decode.chosen.name].profile.takes_envelope
+        if (why_not := why_whole(facts.type.api, prompt, body, needs_tokens=needs_tokens)) is not None:
             self.half.split = Split(False, why_not)
             return None
-        found, matches = split_of(self.router, model, prompt, decode, self.session, self.came_s)
+        found, matches = split_of(router, model, prompt, decode, facts.session, facts.came_s)
         self.half.split = found
         if not found.elsewhere or found.prefill is None or found.prefill.chosen is None:
             return None
-        member = self.router.members.by_name[found.prefill.chosen.name]
-        if self.notes is not None:
-            self.notes.decided(next(self.router.order), found.prefill, model.members, self.router.feeds)
-        router, hit = self.router, self.half.at_replica
-        hit.prompt, hit.decision, hit.member, hit.reported_tokens = prompt, found.prefill, member, None
+        decision, member = found.prefill, router.members.by_name[found.prefill.chosen.name]
+        profile = member.profile
+        if facts.notes is not None:
+            facts.notes.decided(next(router.order), decision, model.members, router.feeds)
+        hit.prompt, hit.decision, hit.member, hit.reported_tokens = prompt, decision, member, None
         hit.index_doubt = router.doubt(member)
-        hit.prediction = predict(prompt, found.prefill, member.block_size, matches)
+        hit.prediction = predict(prompt, decision, member.block_size, matches)
         hit.predicted_at = None if hit.prediction is None else router.feeds.moment(member.name)
-        decision, profile = found.prefill, member.profile
         assert profile.hand_over is not None, "its engine was asked"
         enveloped, speed = profile.takes_envelope, member.candidate.prefill_tokens_per_s  # before it is sent
         attempt = self._attempt = router.sent(self, member, decision, prompt, True, envelope=enveloped)
@@ -270,10 +266,10 @@ class Prefill:
             sources = [KvSource(one.endpoint, one.tokens) for one in decision.neighbours]
             native = Native(prompts=prompt.packed, priority=priority, cache_salt=prompt.salt, kv_sources=sources)
             before = envelope(native)
-        if self.trace is not None:
-            passed, types = TRACED[passed], types + self.trace.line()
-        first_token = body.rstrip()[:-1] + _ONE_TOKEN[self.api] + profile.hand_over
-        request, rest = request_to(member, self.exchange, self.admitted, passed, types, first_token, envelope=before)
+        if facts.trace is not None:
+            passed, types = TRACED[passed], types + facts.trace.line()
+        first_token = body.rstrip()[:-1] + _ONE_TOKEN[facts.type.api] + profile.hand_over
+        request, rest = request_to(member, facts.exchange, facts.admitted, passed, types, first_token, envelope=before)
         attempt.sending = member.upstream.send(request, attempt, body=rest)
         return attempt
 

@@ -31,7 +31,7 @@ from router.prompts.prompt import (
     peek_of,
     read_peek,
 )
-from router.prompts.reading.client import is_quick
+from router.prompts.reading.client import QUICK_BODY_BYTES, is_quick
 from router.prompts.reading.messages import Found, Made, Make, Salt
 from router.prompts.tokens import TokenCounts
 from router.proxy.exchange import Exchange
@@ -94,7 +94,7 @@ def _read(request: Request, exchange: Exchange) -> None:
     if api is not None and request.notes is not None and router.config.log_prompts:
         request.notes.body = bytes(body)
     try:
-        if not is_quick(body):
+        if len(body) > QUICK_BODY_BYTES and not is_quick(body):
             apart = (
                 partial(_read_opaque_apart, request) if api is None else partial(_read_generation_apart, request, api)
             )
@@ -307,7 +307,7 @@ def _draft_opaque(request: Request) -> None:
     if not api or not body or name is None:
         if api and body and router.config.special_tokens_in_text == "refuse":
             raise invalid("model is missing; its tokens are those that texts may not spell", "model")
-        request.unprompted()
+        request.prompted(None)
         return
     quick = peek_of(api, body, name) if is_quick(body) else None
     peek = quick or Peek(name)

@@ -9,20 +9,20 @@ from starlette.types import Scope
 
 from api.errors import ApiError
 from api.http.bodies import Bodies
+from router.config import RouterConfig
 from router.lifecycle import Lifecycle
 from router.members.budget import Budget
 from router.members.feeds import Feeds
 from router.members.members import Member, Members, ServedModel
+from router.members.verification import Verification
 from router.placement.cost import NONE_TRIED, Candidate, Prompt, Tenant
 from router.placement.decision import Decision
-from router.placement.elsewhere import Mode
 from router.placement.index import Matches
 from router.placement.placement import Placement
 from router.placement.waiting import Waiting
 from router.prompts.model_rewrites import Rules
 from router.prompts.prompt import Prompt as ReadPrompt
 from router.prompts.reading.client import Reading
-from router.prompts.tokens import Tokens
 from router.proxy.attempt import Attempt, AttemptListener
 from router.proxy.exchange import Exchange
 from router.proxy.flow import Flow
@@ -55,36 +55,6 @@ class Remembers(Protocol):
     def turned_away(self, scope: Scope, error: ApiError) -> None: ...
 
 
-class Settings(Protocol):
-    """The options that requests depend on."""
-
-    @property
-    def policy(self) -> str: ...
-    @property
-    def max_body_bytes(self) -> int: ...
-    @property
-    def cors_origins(self) -> Sequence[str]: ...
-    @property
-    def queue_timeout_s(self) -> float: ...
-    @property
-    def resume(self) -> bool: ...
-    @property
-    def log_prompts(self) -> bool: ...
-    @property
-    def pass_kv_transfer_params(self) -> bool: ...
-    @property
-    def special_tokens_in_text(self) -> str: ...
-    @property
-    def prefill_elsewhere(self) -> Mode: ...
-
-
-class Verifies(Protocol):
-    """Verifies prompts for engines that build them themselves."""
-
-    def sent(self, member: Member, model: ServedModel, prompt: ReadPrompt, api: str, body: bytes) -> None: ...
-    def other_length(self, member: Member, tokens: Tokens, prompt: ReadPrompt, theirs: int) -> None: ...
-
-
 class Services(Protocol):
     members: Members
     feeds: Feeds
@@ -104,11 +74,9 @@ class Services(Protocol):
     order: "count[int]"  # numbers every change of the figures that choices depend on
     loop: asyncio.AbstractEventLoop
     now_s: Callable[[], float]
+    config: RouterConfig
+    verification: Verification | None  # checks prompts for engines that build them themselves
 
-    @property
-    def config(self) -> Settings: ...
-    @property
-    def verification(self) -> Verifies | None: ...
     @property
     def history(self) -> Remembers: ...
     def in_thread(self, make: Callable[[], T], size: int, done: "Callable[[asyncio.Future[T]], None]") -> None: ...

@@ -17,7 +17,7 @@ from time import time
 from typing import TypeVar
 
 from router.tenants.charges import Account
-from router.tenants.limits import Use, day_number
+from router.tenants.limits import DAY_S, Use, day_number
 from router.tenants.shared_limits import SharedLimits
 from router.tenants.usage import NO_KEY, Batch, Counts, Row, Selection, Usage, UsageFile, day_of, merged
 
@@ -84,7 +84,8 @@ class Ledger:
 
     def counts(self, key: str, model: str) -> Counts:
         """The counts of today, to be added to before anything is awaited."""
-        return self._fresh.counts(self._wall(), key, model)
+        place = int(self._wall() // DAY_S), key, model
+        return self._fresh.by_place.get(place) or self._fresh.begin(place)
 
     async def unsaved(self, wanted: Selection) -> list[Row]:
         """The rows that are in no file; without a file, that is all since the start.

@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import astuple
 
 from router.placement.classes import ServiceClass
-from router.tenants.limits import DAY_S, Use
+from router.tenants.limits import Use
 
 MAX_ROWS = 50_000  # rows in memory; more are counted as one row of the day
 NO_KEY = "(none)"  # clients without a key
@@ -78,34 +78,29 @@ class Usage:
     """Counts by day, key and model. Models are those that are served, so there are few; keys are those of the file."""
 
     def __init__(self) -> None:
-        self._counts: dict[tuple[int, str, str], Counts] = {}
+        self.by_place: dict[tuple[int, str, str], Counts] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._counts)
-
-    def counts(self, wall_s: float, key: str, model: str) -> Counts:
-        """The counts of that day, to be added to."""
-        place = int(wall_s // DAY_S), key, model
-        return self._counts.get(place) or self._begun(place)
+        return bool(self.by_place)
 
     def add_all(self, other: "Usage") -> None:
-        for place, counts in other._counts.items():
-            (self._counts.get(place) or self._begun(place)).add(counts)
+        for place, counts in other.by_place.items():
+            (self.by_place.get(place) or self.begin(place)).add(counts)
 
-    def _begun(self, place: tuple[int, str, str]) -> Counts:
-        if len(self._counts) >= MAX_ROWS:
+    def begin(self, place: tuple[int, str, str]) -> Counts:
+        if len(self.by_place) >= MAX_ROWS:
             place = (place[0], OTHERS, OTHERS)
-        return self._counts.setdefault(place, Counts())
+        return self.by_place.setdefault(place, Counts())
 
     def forget(self, today: int, days: int) -> None:
         """Forget the days that are older than so many, of which as many later ones are known, as the file does."""
-        over = sorted({day for day, _, _ in self._counts if day < today})
+        over = sorted({day for day, _, _ in self.by_place if day < today})
         kept = min(today - days + 1, over[-days]) if len(over) > days else 0
-        for place in [place for place in self._counts if place[0] < kept]:
-            del self._counts[place]
+        for place in [place for place in self.by_place if place[0] < kept]:
+            del self.by_place[place]
 
     def rows(self) -> Iterator[Row]:
-        for (day, key, model), counts in list(self._counts.items()):  # others may count meanwhile
+        for (day, key, model), counts in list(self.by_place.items()):  # others may count meanwhile
             yield Row(day_text(day), key, model, counts)
 
 

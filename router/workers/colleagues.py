@@ -1,8 +1,7 @@
 """The other workers of the same router, asked through sockets in a folder that only this user may enter.
 
-A worker that is asked about the whole router asks its colleagues, too (`router/http/one_answer.py`). They answer a
-client's request by their own app, and questions of workers alone by `router/process/front.py`. One that does not
-answer in time is left out.
+A worker that is asked about the whole router asks its colleagues, too (`router/http/one_answer.py`); they answer by
+their own app. Workers have questions of their own as well (`questions`). One that does not answer in time is left out.
 """
 
 import asyncio
@@ -10,7 +9,7 @@ import logging
 import struct
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Generic, TypeVar
 
 from msgspec import Struct, msgpack
 
@@ -25,7 +24,7 @@ SIZE = struct.Struct("!I")
 T = TypeVar("T")
 
 
-class Asked(Struct, frozen=True, tag="request"):
+class Asked(Struct, frozen=True):
     """A client's request, which this worker has admitted."""
 
     method: str
@@ -36,8 +35,8 @@ class Asked(Struct, frozen=True, tag="request"):
     sees_all: bool  # the sender is an administrator
 
 
-class Told(Struct, frozen=True, tag="question"):
-    """A question of workers alone."""
+class Told(Struct, frozen=True):
+    """A question on its way."""
 
     question: str
     about: bytes = b""  # packed
@@ -56,10 +55,9 @@ class Question(Struct, Generic[T], frozen=True):
     answer: type[T]
 
 
-Answering: TypeAlias = Callable[[Asked], Awaitable[Answer]]
-Telling: TypeAlias = Callable[[Told], Awaitable[Any]]
+REQUEST = Question("request", Answer)  # about an Asked
 
-_decode = msgpack.Decoder(Asked | Told).decode
+_decode = msgpack.Decoder(Told).decode
 
 
 class Colleagues:
@@ -71,16 +69,9 @@ class Colleagues:
 
     # ---- asking
 
-    async def ask(self, asked: Asked) -> dict[int, Answer]:
-        """Their answers to a client's request, by their numbers."""
-        return await self._ask_all(asked, Answer, ANSWER_S if asked.method == "GET" else CHANGE_S)
-
-    async def told(self, question: Question[T], about: object = None) -> dict[int, T]:
-        """Their knowledge, by their numbers."""
-        return await self._ask_all(Told(question.name, msgpack.encode(about)), question.answer, ANSWER_S)
-
-    async def _ask_all(self, asked: Asked | Told, answer: type[T], within_s: float) -> dict[int, T]:
-        message = msgpack.encode(asked)
+    async def told(self, question: Question[T], about: object = None, within_s: float = ANSWER_S) -> dict[int, T]:
+        """Their answers, by their numbers."""
+        message, answer = msgpack.encode(Told(question.name, msgpack.encode(about))), question.answer
         answers = await asyncio.gather(*(self._ask(number, message, answer, within_s) for number in self._others))
         return {number: answer for number, answer in zip(self._others, answers, strict=True) if answer is not None}
 
@@ -99,14 +90,13 @@ class Colleagues:
 
     # ---- answering
 
-    async def serve(self, answering: Answering, telling: Telling) -> None:
+    async def serve(self, tell: Callable[[Told], Awaitable[object]]) -> None:
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
                 with suppress(OSError, EOFError, TimeoutError):
                     async with asyncio.timeout(CHANGE_S):
-                        asked = _decode(await _read(reader))
-                        found = await (answering(asked) if isinstance(asked, Asked) else telling(asked))
-                        _write(writer, msgpack.encode(found))
+                        told = await tell(_decode(await _read(reader)))
+                        _write(writer, msgpack.encode(told))
                         await writer.drain()
             except Exception:  # any mistake here costs one answer
                 log.exception("Internal error while answering another worker")

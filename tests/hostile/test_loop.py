@@ -19,7 +19,8 @@ from api.tokens.tokenizer import ByteTokenizer
 from router.http import routes
 from router.prompts.prompt import Peek, Prompt
 from router.prompts.reading.client import LONG_EVENT_BYTES
-from router.proxy.resume import Continuation, without_ids
+from router.proxy.streams.continuation import Continuation
+from router.proxy.streams.fields import without_ids
 from tests.bench.bodies import memory
 from tests.hostile.clocked import Clocked, clocked
 from tests.hostile.test_routes import routes_of

@@ -56,22 +56,22 @@ BUGS = (
     Bug(
         "lost-before-its-head",
         "An answer breaks off if the replica that took it over is lost before its first token.",
-        "router.proxy.answer",
-        "if not attempt.framed and attempt.status:",
-        "if not attempt.framed:",
+        "router.proxy.progress",
+        "if attempt.framed or not attempt.status:",
+        "if attempt.framed:",
     ),
     Bug(
         "ghost-in-the-queue",
         "A client that leaves while its request waits for room leaves it in the queue.",
         "router.proxy.request",
-        "        if self.flow.since_s:\n            self.router.waiting.cancel(self)\n",
+        "        if flow.since_s:\n            self.router.waiting.cancel(self)\n",
         "",
     ),
     Bug(
         "works-for-nobody",
         "A client that leaves does not end its request at the replica.",
         "router.proxy.request",
-        "            self.answer.attempt.cancel()\n            self.end_attempt()\n",
+        "            self.attempt.cancel()\n            self.end_attempt()\n",
         "            self.end_attempt()\n",
     ),
     Bug(
@@ -112,7 +112,7 @@ BUGS = (
     Bug(
         "salt-lost-on-the-way",
         "A request that goes on at another replica has lost its tenant's salt.",
-        "router.proxy.answer",
+        "router.proxy.progress",
         "cache_salt=prompt.salt,",
         "cache_salt=None if resumed else prompt.salt,",
     ),
@@ -127,7 +127,7 @@ BUGS = (
         "charged-by-the-second",
         "A continued answer is charged by the hit at the replica that goes on with it.",
         "router.proxy.answer",
-        "attempt.cached_tokens is not None and not self.flow.resumes:",
+        "attempt.cached_tokens is not None and not flow.resumes:",
         "attempt.cached_tokens is not None:",
     ),
     Bug(
@@ -149,8 +149,8 @@ BUGS = (
         "two-effects",
         "A request whose effects are unknown is sent again when a reused connection ends.",
         "router.proxy.request",
-        'resend = exchange.scope["method"] in SAFE',
-        "resend = True",
+        'self.type_line, self.exchange.scope["method"] in SAFE',
+        "self.type_line, True",
     ),
     Bug(
         "given-up-is-complete",

@@ -252,7 +252,7 @@ def picked(exchange: Exchange) -> PickedExchange:
 
 def moved(request: Request, address: str) -> None:
     """Count a request where it has gone after all, if that is not the first choice."""
-    attempt, decision = request.answer.attempt, request.flow.decision
+    attempt, decision = request.attempt, request.flow.decision
     if attempt is None or decision is None or endpoint_of(attempt.member) == address:
         return
     members = request.router.members

@@ -1,7 +1,6 @@
 """The picker's gRPC server: external processing for gateways, and the health of this router."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,6 @@ from router.http.picker.wire import (
 )
 
 SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
-WATCH_LOOK_S = 0.25
-MAX_WATCHERS = 8
 LIVENESS, READINESS = "liveness", "readiness"  # names that the Inference Extension asks by, beside that of the service
 PING_MS, PONG_MS = 60_000, 20_000  # a gateway whose machine is lost is noticed
 LEAST_PAUSE_MS = 5000  # between pings of a gateway: gRPC's own limit of 300 s would end all streams of one that pings
@@ -34,7 +31,6 @@ class PickerServer:
         self._config = config
         self._is_ready = is_ready
         self._gateway = gateway
-        self._watchers = 0
         limits = gateway.limits
         self._server = grpc.aio.server(
             maximum_concurrent_rpcs=limits.connections + limits.spare_connections,  # the others are for probes
@@ -51,8 +47,7 @@ class PickerServer:
         process = grpc.stream_stream_rpc_method_handler(self._process, None, ProcessingResponse.SerializeToString)
         health = HealthCheckRequest.FromString, HealthCheckResponse.SerializeToString
         check = grpc.unary_unary_rpc_method_handler(self._check, *health)
-        watch = grpc.unary_stream_rpc_method_handler(self._watch, *health)
-        services = {SERVICE: {"Process": process}, HEALTH_SERVICE: {"Check": check, "Watch": watch}}
+        services = {SERVICE: {"Process": process}, HEALTH_SERVICE: {"Check": check}}
         handlers = [grpc.method_handlers_generic_handler(*service) for service in services.items()]
         self._server.add_generic_rpc_handlers(handlers)
         try:
@@ -85,21 +80,6 @@ class PickerServer:
             known = f"{LIVENESS}, {READINESS} or {SERVICE}"
             await context.abort(grpc.StatusCode.NOT_FOUND, f"service is {request.service[:100]!r}; ask for {known}")
         return HealthCheckResponse(status=status)
-
-    async def _watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        """Yield the status now, and at each change, until the caller leaves or this server ends."""
-        if self._watchers >= MAX_WATCHERS:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_WATCHERS} callers watch already; use Check")
-        self._watchers += 1
-        told = None
-        try:
-            while True:
-                if (status := self._health_of(request.service)) != told:
-                    told = status
-                    yield HealthCheckResponse(status=status)
-                await asyncio.sleep(WATCH_LOOK_S)
-        finally:
-            self._watchers -= 1
 
     def _health_of(self, service: str) -> int:
         if service == LIVENESS:

@@ -18,41 +18,12 @@ from tests.router.scripted import (
     chat,
     connect,
     event,
-    named,
     says,
     served,
 )
 
 GOOD = b'{"choices":[]}'
 HOST = b"host: r\r\n"
-
-
-@pytest.mark.parametrize(
-    "sent",
-    [
-        b"garbage\r\n\r\n",
-        b"POST /v1/chat/completions\r\n\r\n",
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: r\r\ncontent-length: x\r\n\r\n",
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: r\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\n{}x",
-        b"POST /v1/completions HTTP/1.1\r\nhost: r\r\ncontent-length: 2\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: r\r\nbad name: x\r\n\r\n",
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: r\r\nx: a\r\n folded\r\n\r\n",
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: r\r\nx: a\x00b\r\n\r\n",
-        b"POST /v1/ch\xc3\xa9t HTTP/1.1\r\nhost: r\r\n\r\n",
-        b"GET http://[bad/ HTTP/1.1\r\nhost: r\r\n\r\n",
-        b"\x16\x03\x01\x02\x00\x01\x00",
-    ],
-)
-async def test_what_is_no_http_is_refused_and_the_connection_closed(sent: bytes) -> None:
-    script = Script(says(GOOD))
-    async with served(*script.replicas(1)) as running, connect(running.port) as client:
-        client.write(sent)
-        answer = await client.answer()
-        assert answer.status == 400 and answer.headers["connection"] == "close"
-        assert await client.rest() == b""
-        assert not script.calls
-        async with connect(running.port) as other:
-            assert (await other.post(CHAT, chat())).status == 200
 
 
 async def test_a_broken_chunk_is_refused_before_anything_reaches_a_replica() -> None:
@@ -63,25 +34,6 @@ async def test_a_broken_chunk_is_refused_before_anything_reaches_a_replica() -> 
         assert (await client.answer()).status == 400
         await running.idle()
         assert not script.calls
-
-
-@pytest.mark.parametrize("path", [CHAT, "/v1/embeddings", "/health"])
-@pytest.mark.parametrize("line", [b"x-a: %b\r\n" % (b"a" * 1000) * 200, b"x-a: " + b"a" * 200_000 + b"\r\n"])
-async def test_headers_without_bound_are_refused_and_the_connection_closed(path: str, line: bytes) -> None:
-    async with served(named("a")) as running, connect(running.port) as client:
-        client.write(b"POST %b HTTP/1.1\r\n" % path.encode() + HOST + line + b"\r\n")
-        answer = await client.answer()
-        assert (answer.status, answer.error["code"]) == (431, "headers_too_large")
-        assert answer.headers["connection"] == "close"
-        assert await client.rest() == b""
-
-
-@pytest.mark.parametrize("path", [CHAT, "/health", "/version"])
-async def test_more_headers_than_anybody_needs_are_refused(path: str) -> None:
-    async with served(named("a")) as running, connect(running.port) as client:
-        many = {f"x_{n}": "1" for n in range(150)}
-        answer = await client.ask("POST" if path == CHAT else "GET", path, chat() if path == CHAT else None, **many)
-        assert (answer.status, answer.error["code"]) == (431, "headers_too_large")
 
 
 async def test_an_upgrade_that_is_not_taken_up_does_no_harm() -> None:
@@ -127,13 +79,6 @@ async def test_many_requests_at_once_do_not_mix() -> None:
         assert await asyncio.gather(*(one(running.port, name) for name in names)) == [
             event(name) * 10 for name in names
         ]
-
-
-async def test_requests_of_one_connection_take_turns_over_the_replicas() -> None:
-    async with served(named("a"), named("b"), named("c")) as running, connect(running.port) as client:
-        answers = [await client.post(CHAT, chat()) for _ in range(6)]
-        assert sorted(answer.json for answer in answers) == ["a", "a", "b", "b", "c", "c"]
-        assert all(answer.json == answer.headers["x-warmroute-replica"] for answer in answers)
 
 
 @pytest.mark.parametrize("framing", ["content-length: 50000000", "transfer-encoding: chunked"])

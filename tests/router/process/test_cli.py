@@ -141,13 +141,6 @@ async def test_a_connection_that_ends_early_is_reported_in_one_line() -> None:
     assert result.stderr.startswith("Error: no router answers at http://127.0.0.1:")
 
 
-def test_a_missing_router_is_reported_in_one_line() -> None:
-    finished = run("explain", "x", "--router", "http://127.0.0.1:1")
-    assert finished.returncode == 1
-    assert finished.stderr.startswith("Error: no router answers at http://127.0.0.1:1: ")
-    assert finished.stderr.endswith("; see --router\n") and finished.stderr.count("\n") == 1
-
-
 @pytest.mark.parametrize(
     ("arguments", "stdin", "said"),
     [

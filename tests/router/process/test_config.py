@@ -238,20 +238,6 @@ def test_an_empty_variable_is_not_taken_for_none() -> None:
     )
 
 
-def test_a_service_of_kubernetes_is_found_by_its_api_server() -> None:
-    made = config("--kubernetes-service", "llm", "--kubernetes-api", "http://127.0.0.1:8001/").kubernetes
-    assert made is not None
-    assert (made.service, made.pods, made.cluster.url) == ("llm", None, "http://127.0.0.1:8001")
-    assert made.cluster.namespace == "default"
-
-
-def test_pods_of_kubernetes_are_found_by_their_labels() -> None:
-    api = ("--kubernetes-api", "http://127.0.0.1:8001", "--kubernetes-namespace", "n")
-    made = config("--kubernetes-pods", "app in (a,b),!gone", *api).kubernetes
-    assert made is not None
-    assert (made.service, made.pods, made.cluster.namespace) == (None, "app in (a,b),!gone", "n")
-
-
 def test_pods_of_kubernetes_are_found_by_their_pool() -> None:
     environment = {"WARMROUTE_KUBERNETES_POOL": "llm", "WARMROUTE_KUBERNETES_API": "http://127.0.0.1:8001"}
     made = config(environment=environment).kubernetes

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from router.proxy.events import aborted_event
+from router.proxy.streams.events import aborted_event
 from tests.router.scripted import (
     CHAT,
     COMPLETIONS,

@@ -12,7 +12,7 @@ import pytest
 
 from router.core import HELD_BYTES
 from router.members.spec import ReplicaSpec
-from router.proxy.repetition import DIFFERS, Repetition, without_tokens
+from router.proxy.streams.repetition import DIFFERS, Repetition, without_tokens
 from tests.api.tokenizers import byte_level, saved
 from tests.router.scripted import (
     MODEL,
@@ -103,7 +103,6 @@ def response(name: str, texts: Sequence[str], status: str = "completed") -> list
 
 
 OF = {MESSAGES: message, RESPONSES: response}
-BROKEN = {MESSAGES: (3, 4), RESPONSES: (3, 4)}  # after these events, the client has one and two texts
 
 
 def streams(events: Sequence[bytes], then: str = "end") -> Handler:
@@ -264,23 +263,6 @@ async def test_records_tell_the_first_byte_of_a_stream_and_that_it_broke(path: s
         assert sum(member.tally(MODEL).broken for member in running.router.members) == 1
 
 
-@pytest.mark.parametrize("path", [MESSAGES, RESPONSES])
-async def test_half_an_answer_that_is_no_stream_is_cut(path: str) -> None:
-    """Nothing tells where another replica's answer would have to go on."""
-
-    def half(call: Call) -> None:
-        call.begin("application/json")
-        call.chunk(GOOD[:10])
-        call.drop()
-
-    script = Script(half, says(GOOD))
-    async with world(script) as (_, client):
-        client.send("POST", path, body(path, stream=True))
-        assert (await client.head())[0] == 200
-        assert GOOD[:10] in (rest := await client.rest()) and GOOD not in rest
-        assert len(script.calls) == 1
-
-
 async def test_a_stream_that_was_given_up_is_repeated_or_ends_with_an_error() -> None:
     given_up = message("a", ["one ", "two "], None)
     for resume in (True, False):
@@ -307,7 +289,7 @@ async def test_a_stream_that_is_complete_is_not_repeated() -> None:
 
 
 def test_a_stream_too_long_to_be_compared_is_passed_on_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.proxy.repetition.MAX_TEXT", 5)
+    monkeypatch.setattr("router.proxy.streams.repetition.MAX_TEXT", 5)
     repetition = Repetition("messages", ())
     repetition.begin()
     whole = b"".join(message("a", ["one ", "two "]))

@@ -54,14 +54,6 @@ async def test_it_goes_where_there_is_the_least_to_do() -> None:
         busy.leave()
 
 
-@pytest.mark.parametrize("path", ["/v1/messages/count_tokens", "/tokenize"])
-async def test_what_is_only_computed_is_asked_of_another_replica_after_a_loss(path: str) -> None:
-    script = Script(drops, says(GOOD))
-    async with served(*script.replicas(2)) as running, connect(running.port) as client:
-        assert (await client.post(path, {})).body == GOOD
-        assert len(script.calls) == 2 and sum(member.server.faults for member in running.router.members) == 1
-
-
 @pytest.mark.parametrize(("method", "status", "times"), [("POST", 502, 2), ("DELETE", 502, 2), ("GET", 200, 3)])
 async def test_what_may_have_arrived_is_not_sent_again_on_another_connection_either(
     method: str, status: int, times: int
@@ -84,15 +76,6 @@ async def test_a_body_is_kept_once() -> None:
         assert connection._exchange is not None and len(connection._exchange.body) == 0
         taken[0].answer(GOOD)
         assert (await client.answer()).body == GOOD
-
-
-@pytest.mark.parametrize(("path", "status"), [(PATH, 404), (UNKNOWN, 502)])
-async def test_whatever_the_replica_says_is_passed_on(path: str, status: int) -> None:
-    script = Script(says(b"its own words", status, retry_after="9"))
-    async with served(*script.replicas(2)) as running, connect(running.port) as client:
-        answer = await client.post(path, {}, host="localhost")
-        assert (answer.status, answer.body, answer.headers["retry-after"]) == (status, b"its own words", "9")
-        assert len(script.calls) == 1
 
 
 async def test_a_tokenizer_is_described_by_a_replica_of_its_model() -> None:

@@ -68,18 +68,6 @@ async def test_without_a_replica_in_time_the_client_is_told_to_retry(queue: dict
             assert answer.error["code"] == "no_replica" and "gone" in answer.error["message"]
 
 
-async def test_a_request_waits_for_a_replica_that_is_away() -> None:
-    away = named("away")
-    async with AsyncExitStack() as server:
-        await server.enter_async_context(away.running())
-        async with served(away, health_interval_s=0.05) as running, connect(running.port) as client:
-            await server.aclose()
-            client.send("POST", CHAT, chat())
-            await until(lambda: len(running.router.waiting) == 1, "the request waits")
-            await server.enter_async_context(away.running(away.port))
-            assert (await client.answer()).json == "away"
-
-
 async def test_replicas_that_die_together_are_no_fault_of_a_request() -> None:
     """As when their machine dies: the third is dead, too, before the request is tried there; then all are back."""
     lost: list[str] = []
@@ -190,14 +178,6 @@ async def test_a_refusal_arrives_though_the_replica_closed_without_reading_megab
             answer = await client.post(path, {"model": MODEL, "prompt": "x" * 8_000_000})
             assert (answer.status, answer.body) == (413, b"too large")
         assert faults(running) == 0
-
-
-async def test_a_client_is_told_if_all_replicas_are_full() -> None:
-    script = Script(says(QUEUE_FULL, 429, retry_after="7"))
-    async with served(*script.replicas(2)) as running, connect(running.port) as client:
-        answer = await client.post(CHAT, chat())
-        assert (answer.status, answer.body, answer.headers["retry-after"]) == (429, QUEUE_FULL, "7")
-        assert len(script.calls) == 2
 
 
 # ---- in the midst of a plain answer
@@ -352,27 +332,6 @@ async def test_a_native_stream_continues_elsewhere_and_the_client_reads_the_same
         assert (second.response_id, second.created, second.seed) == (first.response_id, first.created, first.seed)
         assert script.calls[0].native[1] == script.calls[1].native[1]
         assert running.router.history.counts.resumes == 1 and faults(running) == 1
-
-
-async def test_it_may_be_lost_twice() -> None:
-    script = Script(from_piece(0, 1, then="drop"), from_piece(1, 3, then="drop"), from_piece(3, 4))
-    async with served(*script.replicas(3, native=True)) as running, connect(running.port) as client:
-        assert (await client.post(CHAT, chat(stream=True))).body == WHOLE
-        assert unpack_ids(script.calls[2].native[0].resume_token_ids[0]) == [100, 101, 102]
-
-
-async def test_half_an_answer_waits_while_the_only_replica_left_is_full() -> None:
-    script = Script(from_piece(0, 2, then="drop"), says(QUEUE_FULL, 429), goes_on)
-    async with served(*script.replicas(2, native=True)) as running, connect(running.port) as client:
-        assert (await client.post(CHAT, chat(stream=True))).body == WHOLE
-
-
-async def test_a_native_stream_that_cannot_continue_ends_in_an_error() -> None:
-    script = Script(from_piece(0, 2, then="drop"))
-    async with served(*script.replicas(1, native=True)) as running, connect(running.port) as client:
-        body = (await client.post(CHAT, chat(stream=True))).body
-        assert body.startswith(event("one ") + event("two ")) and body.endswith(DONE)
-        assert body.count(b"broken_stream") == 1
 
 
 async def test_without_resume_a_native_stream_that_is_lost_ends_in_an_error() -> None:
@@ -717,28 +676,6 @@ async def test_a_request_for_a_model_without_its_last_replica_is_told_to_retry()
         assert (await client.post(CHAT, chat() | {"model": "never"})).status == 404
 
 
-async def test_requests_that_lose_the_last_replica_wait_for_another() -> None:
-    busy, new = Scripted("busy", takes), Scripted("new", says(GOOD))
-    async with AsyncExitStack() as stack:
-        for replica in (busy, new):
-            await stack.enter_async_context(replica.running())
-        running = await stack.enter_async_context(served(replica_limit=1))
-        first, second = [await stack.enter_async_context(connect(running.port)) for _ in range(2)]
-        running.front.upkeep.add(busy.spec)
-        await until(lambda: running.router.members.models, "its models are known")
-        await until(lambda: running.member("busy").candidate.unavailable is None, "the replica takes requests")
-        first.send("POST", CHAT, chat())
-        await until(lambda: busy.calls, "the replica is full")
-        second.send("POST", CHAT, chat())
-        await until(lambda: len(running.router.waiting) == 1, "one request waits")
-        running.front.upkeep.remove("busy")
-        busy.calls[0].answer(GOOD)
-        assert (await first.answer()).body == GOOD
-        assert len(running.router.waiting) == 1
-        running.front.upkeep.add(new.spec)
-        assert (await second.answer()).body == GOOD
-
-
 async def test_a_long_waiting_prompt_is_not_tried_where_only_shorter_ones_fit() -> None:
     small, big = Scripted("small", says(GOOD), native=True), Scripted("big", takes, native=True)
     small.control["/load"][1]["max_model_len"] = 8
@@ -856,7 +793,7 @@ async def test_a_mistake_of_ours_ends_one_request_and_leaves_nothing_behind(
     right = getattr(owner, stage)
 
     def wrong(routing: Any, *arguments: object) -> Any:
-        if (routing.prompt.peek if owner is Answer else routing.peek).user == "unlucky":
+        if (routing.facts if owner is Answer else routing).peek.user == "unlucky":
             raise ZeroDivisionError
         return right(routing, *arguments)
 

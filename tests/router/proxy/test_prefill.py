@@ -147,17 +147,6 @@ async def test_a_prompt_that_is_not_computed_there_is_computed_here(handler: Any
         assert two.decode.transferred == [None], "it is sent plainly, and once"
 
 
-async def test_a_prefill_replica_that_is_not_there() -> None:
-    async with pair() as two:
-        upstream = two.running.member("e0").upstream
-        upstream.target = upstream.target._replace(port=refused_port())
-        upstream.break_all("it is elsewhere")  # and what polls have left
-        assert said(await two.ask()) == "e1"
-        assert await two.outcome() == "lost"
-        assert said(await two.ask()) == "e1"
-        assert "prefill replica" in two.last.why, "its breaker is open"
-
-
 async def test_a_prefill_replica_that_hands_nothing_over_is_left_alone_for_a_while() -> None:
     async with pair() as two:
         two.prefill.hands_over = False
@@ -236,45 +225,11 @@ async def test_parameters_that_reached_a_replica_are_never_sent_again(ends: Any)
         assert len(ids) == len(set(ids)) == len(two.prefill.calls) == 2, "the prompt, still cached, is computed again"
 
 
-async def test_a_plain_attempt_that_reaches_nobody_brings_no_parameters_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefill, "MAX_PREFILLS", 1)
-    async with pair("decode", "decode") as two:
-        sent = []
-        engines = [two.decode, *two.others]
-
-        def serve(engine: Engine) -> Any:
-            def serves(call: Call) -> None:
-                sent.append(call.json.get("kv_transfer_params"))
-                if len(sent) > 1:
-                    engine.serve(call)
-                    return
-                for name in {"e1", "e2", "e3"} - {engine.name}:  # of the others, one is gone
-                    member = two.running.member(name)
-                    member.upstream.target = member.upstream.target._replace(port=refused_port())
-                    break
-                call.drop()
-
-            return serves
-
-        for engine in engines:
-            engine.handler = serve(engine)
-        assert said(await two.ask()) in ("e1", "e2", "e3")
-        assert [bool(params) for params in sent] == [True, False]
-
-
 async def test_the_turns_of_round_robin_go_on() -> None:
     for mode in ("always", "auto"):
         async with pair("decode", "decode", mode=mode, policy="round-robin") as two:
             chosen = [said(await two.ask(text=f"{number} {WORDS}")) for number in range(6)]
             assert {chosen.count(name) for name in ("e1", "e2", "e3")} == {2}
-
-
-@pytest.mark.virtual(False)
-@pytest.mark.parametrize("path", PATHS)
-async def test_long_prompts(path: str) -> None:
-    async with pair() as two:
-        assert said(await two.client.post(path, body(path, WORDS * 200))) == "e1"
-        assert await two.outcome() == "handed"
 
 
 async def test_parameters_are_not_sent_when_they_may_have_expired(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,23 +258,6 @@ async def test_a_client_that_leaves_ends_the_first_half() -> None:
             await left.wait()
         assert await two.outcome() == "left"
         assert not two.decode.calls
-
-
-async def test_a_client_that_leaves_ends_the_second_half() -> None:
-    left = asyncio.Event()
-
-    async def waits(call: Call) -> None:
-        await call.left()
-        left.set()
-
-    async with pair() as two:
-        two.decode.handler = waits
-        two.client.send("POST", CHAT, body(stream=True))
-        await until(lambda: two.decode.calls, "the second half has come")
-        two.client.leave()
-        async with asyncio.timeout(5):
-            await left.wait()
-        await two.running.idle()
 
 
 # ---- which replicas

@@ -159,24 +159,7 @@ async def test_the_role_in_the_routers_own_spec_counts_more() -> None:
         assert len(two.prefill.calls) == 1
 
 
-async def test_without_roles_no_prompt_is_computed_elsewhere() -> None:
-    async with pair(Ours("r0", None), Ours("r1", None)) as two:
-        assert said(await two.ask()) in ("r0", "r1")
-        assert two.last.prefill is None
-
-
 # ---- losses
-
-
-@pytest.mark.parametrize(
-    "ends", [Call.drop, lambda call: call.answer(b"{}", 500), lambda call: call.answer(b"{}", 400)]
-)
-async def test_a_prompt_that_is_not_computed_there_is_computed_here(ends: Any) -> None:
-    async with pair() as two:
-        two.prefill.handler = ends
-        assert said(await two.ask()) == "r1"
-        assert await two.outcome() in ("lost", "refused")
-        assert not sources(two.decode.calls[0])
 
 
 @pytest.mark.parametrize("ends", [Call.drop, lambda call: call.answer(b"{}", 503)])

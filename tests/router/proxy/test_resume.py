@@ -6,7 +6,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -19,11 +19,11 @@ from replica.model.demo import CACHE_VARIABLE
 from router.members.spec import ReplicaSpec
 from router.prompts.prompt import Peek, Prompt
 from router.prompts.tokens import Tokens
-from router.proxy.answer import Answer
-from router.proxy.events import EventReader, payload_of
 from router.proxy.flow import RequestType
-from router.proxy.predicted_hit import PredictedHit
-from router.proxy.resume import Continuation, why_alone, with_ids
+from router.proxy.progress import Progress
+from router.proxy.streams.continuation import Continuation
+from router.proxy.streams.events import EventReader, payload_of
+from router.proxy.streams.fields import why_alone, with_ids
 from tests.replica.natives import native
 from tests.replica.serving import MODEL, Replica
 from tests.router.loopback import until
@@ -279,19 +279,19 @@ def test_requests_that_cannot_continue_are_distinguished() -> None:
 def test_a_stream_that_cannot_continue_names_the_field(field: str, value: object) -> None:
     body = json.dumps({"model": "m", "stream": True, field: value}).encode()
     prompt = Prompt("m", 2, [pack_tokens(PROMPT)], True, None, 1, None, None, Peek("m", stream=True))
-    unused: Any = None
     exchange: Any = SimpleNamespace(response_started=False, sent_bytes=0)
     kind, model = (
         RequestType("chat", generation=PATHS[CHAT]),
         SimpleNamespace(tokens=Tokens("m", Prompts(ByteTokenizer()))),
     )
-    answer = Answer(exchange, unused, unused, kind, PredictedHit(), prompt, cast(Any, model), "m", body, streams=True)
-    answer.may_repeat = answer.may_resume = True
+    facts: Any = SimpleNamespace(exchange=exchange, type=kind, prompt=prompt, model=model, body=body, streams=True)
+    facts.may_resume = True
+    progress = Progress(facts)
     member: Any = SimpleNamespace(spec=SimpleNamespace(resume=True, max_model_len=None), profile=VLLM)
-    assert answer.goes_to(member)
+    assert progress.goes_to(member)
     exchange.sent_bytes = 1
     lost: Any = SimpleNamespace(framed=False, status=200, token_ids={}, member=member)
-    assert answer.complete(lost) == (False, f"{field} looks at the whole of it")
+    assert progress.settle(lost) == f"{field} looks at the whole of it"
 
 
 def test_the_last_word_on_token_ids_is_the_routers() -> None:

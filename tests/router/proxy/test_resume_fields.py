@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from router.proxy.resume import NOT_CONTINUED, OTHER_PROMPT, WHOLE_OUTPUT, decode_asked, not_resumable
+from router.proxy.streams.fields import NOT_CONTINUED, OTHER_PROMPT, WHOLE_OUTPUT, decode_asked, not_resumable
 
 # Fields of vLLM 0.33 and SGLang 0.5.23 that mean the same for a prompt with half its answer as for the prompt alone.
 SAME_FOR_EACH_TOKEN = frozenset(

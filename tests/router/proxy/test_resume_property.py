@@ -13,7 +13,7 @@ from api.tokens.detokenize import Detokenizer
 from api.tokens.tokenizer import ByteTokenizer
 from engines import NATIVE, PROFILES
 from router.prompts.prompt import Peek, Prompt
-from router.proxy.resume import Continuation
+from router.proxy.streams.continuation import Continuation
 
 PROMPT = [104, 105]
 LAST = b"data: [DONE]\n\n"

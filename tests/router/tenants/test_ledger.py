@@ -352,7 +352,7 @@ def test_rows_in_memory_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("router.tenants.usage.MAX_ROWS", 3)
     usage = Usage()
     for number in range(10):
-        usage.counts(NOON_S, f"key-{number}", "m").add(Counts(1))
+        usage.begin((20_000, f"key-{number}", "m")).add(Counts(1))
     rows = list(usage.rows())
     assert len(rows) == 4 and rows[-1] == Row(TODAY, OTHERS, OTHERS, Counts(7))
 

@@ -101,7 +101,6 @@ class Gateway:
         )
         self.raw_process = channel.stream_stream(f"/{SERVICE}/Process", None, ProcessingResponse.FromString)
         request, response = CLASSES["HealthCheckRequest"], CLASSES["HealthCheckResponse"]
-        self.watch = channel.unary_stream(f"/{HEALTH_SERVICE}/Watch", request.SerializeToString, response.FromString)
         self._check = channel.unary_unary(f"/{HEALTH_SERVICE}/Check", request.SerializeToString, response.FromString)
 
     def stream(self) -> Stream:

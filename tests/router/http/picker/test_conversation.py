@@ -14,9 +14,8 @@ import pytest
 from api.http.connection import Limits
 from engines import NATIVE
 from router.http.picker.exchange import PickedExchange
-from router.http.picker.server import MAX_WATCHERS
 from router.http.picker.stream import RequestHeaders
-from router.http.picker.wire import CLASSES, MAX_BESIDE_BYTES, ProcessingRequest
+from router.http.picker.wire import MAX_BESIDE_BYTES, ProcessingRequest
 from router.members.spec import ReplicaSpec
 from router.tenants.keys import Key, digest_of
 from tests.api.tokenizers import byte_level, saved
@@ -315,30 +314,6 @@ async def test_a_draining_router_is_not_ready_and_refuses() -> None:
         assert await stream.refusal() == (503, "draining")
         with pytest.raises(grpc.aio.AioRpcError, match="ask for liveness"):
             await asking.health("other")
-
-
-async def test_who_watches_its_health_hears_of_each_change() -> None:
-    async with served(named("one"), **LISTEN) as running, gateway(running) as asking:
-        watch = asking.watch(CLASSES["HealthCheckRequest"]())
-        assert (await watch.read()).status == 1
-        unknown = asking.watch(CLASSES["HealthCheckRequest"](service="other"))
-        assert (await unknown.read()).status == 3
-        running.front.leave()
-        assert (await watch.read()).status == 2
-        watch.cancel()
-        unknown.cancel()
-
-
-async def test_only_so_many_may_watch() -> None:
-    async with served(named("one"), **LISTEN) as running, gateway(running) as asking:
-        watches = [asking.watch(CLASSES["HealthCheckRequest"]()) for _ in range(MAX_WATCHERS)]
-        assert [(await watch.read()).status for watch in watches] == [1] * MAX_WATCHERS
-        with pytest.raises(grpc.aio.AioRpcError, match="callers watch already; use Check"):
-            await asking.watch(CLASSES["HealthCheckRequest"]()).read()
-        for watch in watches:
-            watch.cancel()
-        await until(lambda: running.front.picker and running.front.picker._watchers == 0, "they have left")
-        assert (await asking.watch(CLASSES["HealthCheckRequest"]()).read()).status == 1
 
 
 async def test_a_router_without_replicas_is_alive_and_not_ready() -> None:

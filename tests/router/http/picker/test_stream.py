@@ -32,7 +32,6 @@ BODY = b'{"model":"m"}'
 PICK = Pick(("10.0.0.1:80", "10.0.0.2:80"), Mutation([(b"x-a", b"1")], [b"x-b"]), BODY)
 REFUSAL = Refusal(429, [(b"retry-after", b"1")], b"{}")
 BUFFERED = RequestHeaders((), request_mode=Mode.BUFFERED, response_mode=Mode.STREAMED)
-OK = ResponseHeaders(200)
 
 
 def after(*messages: Message, outcome: Outcome | None = None) -> tuple[PickerStream, list[Reply | Refusal]]:
@@ -110,77 +109,12 @@ def test_trailers_without_a_body_have_their_reply() -> None:
     assert about(list(stream.decide(REFUSAL))) == ["429"]
 
 
-def test_without_a_body_only_the_headers_are_answered() -> None:
-    _, replies = after(RequestHeaders((), end=True), outcome=Pick(("a:1",)))
-    assert about(replies) == ["request_headers"]
-    assert isinstance(replies[0], Reply)
-    assert list(replies[0].mutation.changed) == [(ENDPOINT, b"a:1")]
-
-
-def test_a_buffered_body_waits_for_the_reply_to_its_headers() -> None:
-    stream, replies = after(BUFFERED)
-    assert about(replies) == ["request_headers"]
-    assert stream.receive(RequestBody(BODY)) == []
-    [reply] = stream.decide(PICK)
-    assert isinstance(reply, Reply)
-    assert (reply.about, reply.whole, reply.part) == ("request_body", None, None)
-    assert b"content-length" not in dict(reply.mutation.changed)
-    assert about(stream.receive(RequestTrailers())) == ["request_trailers"]
-
-
 def test_a_buffered_body_that_changes_has_its_new_length() -> None:
     changed = Pick(("a:1",), body=b"other", is_changed=True)
     _, (_, reply) = after(BUFFERED, RequestBody(BODY, True), outcome=changed)
     assert isinstance(reply, Reply)
     assert reply.whole == b"other"
     assert (b"content-length", b"5") in reply.mutation.changed
-
-
-@pytest.mark.parametrize("messages", [(), (RequestHeaders(()),), (RequestHeaders(()), RequestBody(BODY, True))])
-def test_a_refusal_may_come_at_any_time(messages: tuple[Message, ...]) -> None:
-    stream, replies = after(*messages, outcome=REFUSAL)
-    assert replies == [REFUSAL]
-    assert stream.phase is Phase.OVER
-
-
-@pytest.mark.parametrize("mode", [Mode.FULL_DUPLEX_STREAMED, Mode.STREAMED, Mode.BUFFERED])
-def test_an_answer_goes_by_unchanged(mode: Mode) -> None:
-    stream, _ = after(RequestHeaders((), end=True, response_mode=mode), outcome=Pick(("a:1",)))
-    messages = OK, ResponseBody(b"da"), ResponseBody(b"ta"), ResponseTrailers()
-    replies = [reply for message in messages for reply in stream.receive(message)]
-    assert about(replies) == ["response_headers", "response_body", "response_body", "response_trailers"]
-    parts = [reply.part for reply in replies if reply.about == "response_body"]
-    assert parts == ([b"da", b"ta"] if mode is Mode.FULL_DUPLEX_STREAMED else [None, None])
-    assert stream.phase is Phase.OVER
-
-
-def test_an_answer_of_the_gateways_own_ends_a_request_that_is_not_placed() -> None:
-    for messages in ((RequestHeaders(()),), (RequestHeaders((), end=True),)):
-        stream, _ = after(*messages)
-        assert about(stream.receive(ResponseHeaders(504))) == ["response_headers"]
-        assert not stream.is_open
-
-
-@pytest.mark.parametrize(
-    "messages",
-    [
-        (RequestBody(b""),),
-        (RequestTrailers(),),
-        (ResponseBody(b""),),
-        (RequestHeaders(()), RequestHeaders(())),
-        (RequestHeaders((), end=True), RequestBody(b"")),
-        (RequestHeaders(()), RequestTrailers(), RequestTrailers()),
-        (RequestHeaders(()), RequestBody(b"", True), RequestBody(b"", True)),
-        (RequestHeaders(()), ResponseTrailers()),
-        (OK, OK),
-        (OK, ResponseTrailers(), ResponseBody(b"")),
-        (ResponseHeaders(204, end=True), ResponseBody(b"")),
-    ],
-)
-def test_messages_out_of_order_are_refused(messages: tuple[Message, ...]) -> None:
-    stream, _ = after(*messages[:-1])
-    with pytest.raises(OutOfOrder, match="came when the stream was"):
-        stream.receive(messages[-1])
 
 
 # ---- any messages in any order

@@ -10,13 +10,12 @@ that cannot begin in the middle: such streams break off. No text is shown twice 
 text the client has not seen are generated again.
 """
 
-import re
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Raw, Struct
 
 from api.native import unpack_ids
 from api.parsing.formats import REASONING
@@ -24,109 +23,12 @@ from api.responses import DONE as LAST_EVENT
 from api.responses import event as event_of
 from api.tokens.detokenize import Detokenizer
 from api.tokens.tokenizer import Tokenizer
-from engines import PROFILES
 from engines.profile import EngineProfile
 from events.blocks import TOKEN_BYTES
 from router.prompts.prompt import Prompt
 from router.prompts.reading.client import is_quick_event
-from router.proxy.events import ABORTED, DONE, EventReader, payload_of
-
-# ---- which requests another replica could continue
-
-
-# Fields that depend on the whole output, or show the prompt, with their neutral values. None is always neutral.
-WHOLE_OUTPUT: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "use_beam_search": (False,),
-    "echo": (False,),
-    "suffix": ("",),
-    "logprobs": (False,),  # 0 is not the default: it asks for a token's own
-    "prompt_logprobs": (),
-    "stop": ([],),
-    "stop_regex": ([],),
-    "bad_words": ([],),  # a word may have begun before
-    "min_tokens": (0,),
-    "thinking_token_budget": (),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "tools": ([],),
-    "response_format": ({"type": "text"},),
-    # Plugins of the engine, its sessions and its watermarks may look at more than is known here.
-    **{name: ({},) for engine in PROFILES.values() for name in engine.plugin_fields},
-    "custom_params": ({},),
-    "custom_logit_processor": (),
-    "session_params": ({},),
-    "watermarking": (False,),
-    "watermark": ({},),
-    "repetition_detection": (),
-    # Parameters to fetch a prompt's KV hold for one prompt, once.
-    "kv_transfer_params": ({},),
-    "ec_transfer_params": ({},),
-}
-_STRUCTURED = "structured_outputs guided_json guided_regex guided_choice guided_grammar json_schema regex ebnf"
-WHOLE_OUTPUT |= dict.fromkeys(_STRUCTURED.split(), ())
-# Fields that have an answer tell more than its text.
-_TOLD = """return_hidden_states return_routed_experts return_cached_tokens_details return_spec_tokens_details
-    return_meta_info return_prompt_token_ids return_input_ids_in_sglext return_output_ids_in_sglext return_prompt_text
-    return_sampling_mask return_flat_raw_output_top_logprobs return_token_offsets return_weight_versions
-    return_mm_kwargs return_flat_raw_top_logprobs_b64"""
-WHOLE_OUTPUT |= dict.fromkeys(_TOLD.split(), (False,)) | {"logprob_token_ids": ([],), "sampling_logprobs_mode": ()}
-_WholeOutput = msgspec.defstruct("_WholeOutput", [(name, Any, None) for name in WHOLE_OUTPUT])
-_decode_whole_output = msgspec.json.Decoder(_WholeOutput).decode
-
-
-def not_resumable(body: bytes) -> str | None:
-    """The first field that keeps an engine from simply continuing a prompt with half its answer, if there is one."""
-    asked = _decode_whole_output(body)
-    for name, neutral in WHOLE_OUTPUT.items():
-        value = getattr(asked, name)
-        if value is None:
-            continue
-        if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral):
-            return name
-    return None
-
-
-class Asked(Struct):
-    """Other fields of a request that decide whether, and how, its answer can be continued."""
-
-    max_tokens: int | UnsetType | None = UNSET  # null is another default in a completion
-    max_completion_tokens: int | None = None
-    return_token_ids: bool | None = None
-    skip_special_tokens: bool | None = None
-    stream_options: dict[str, Any] | None = None
-    ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
-    # Each of these makes the prompt differ from its tokens.
-    truncate_prompt_tokens: Any = None
-    prompt_embeds: Any = None
-    input_ids: Any = None
-
-
-OTHER_PROMPT = ("truncate_prompt_tokens", "prompt_embeds", "input_ids")
-decode_asked = msgspec.json.Decoder(Asked).decode
-
-
-def why_alone(prompt: Prompt, body: bytes) -> str | None:
-    """The reason why no other replica could continue the answer; None if one could."""
-    if not prompt.exact:
-        return f"its prompt is known only approximately ({prompt.why_not})"
-    field = not_resumable(body) or ("n" if prompt.choices != 1 else None)
-    if field is None:
-        try:
-            asked = decode_asked(body)
-        except msgspec.ValidationError as error:
-            return str(error)
-        field = next((name for name in OTHER_PROMPT if getattr(asked, name) is not None), None)
-    return None if field is None else f"{field} looks at the whole of it"
-
-
-def with_ids(body: bytes) -> bytes:
-    """The body, with a request for token ids at its end: parsers take the last of two fields."""
-    return body.rstrip()[:-1] + b',"return_token_ids":true}'
-
+from router.proxy.streams.events import ABORTED, DONE, EventReader, payload_of
+from router.proxy.streams.fields import NOT_CONTINUED, decode_asked, without_ids
 
 # ---- the parsed parts of an engine's stream
 
@@ -183,43 +85,6 @@ COMPLETIONS_PATH = b"/v1/completions"
 PROMPT_END = 32  # tokens of a prompt in which the beginning of reasoning is looked for
 USUAL_COMPLETION_TOKENS = 16  # OpenAI's default; a chat, and at vLLM null, may go on to the model's length
 
-# Within a string the quotes would stand behind backslashes, so a member's name cannot be mistaken.
-_IDS = b'token_ids"'
-_MEMBER = re.compile(rb'"(?:prompt_)?token_ids"\s*:\s*\[[0-9,\s]*\]\s*(,?)')
-_BEFORE = len('"prompt_')
-MAX_ADDED = 256  # members of an event that are removed: an engine adds three, and two for each further choice
-MAX_SPACE = 64  # before a comma, where no engine writes any
-# Fields of chat requests only, or set anew. All others mean the same in a completion.
-NOT_CONTINUED = frozenset(
-    """messages prompt max_tokens max_completion_tokens return_token_ids tools tool_choice parallel_tool_calls
-    response_format logprobs top_logprobs chat_template chat_template_kwargs add_generation_prompt
-    continue_final_message add_special_tokens reasoning_effort include_reasoning documents mm_processor_kwargs
-    suffix echo best_of prompt_token_ids""".split()  # noqa: SIM905
-)
-
-
-def without_ids(event: bytes) -> bytes:
-    """The event without the members that were asked for; it is searched once, whatever a replica has written."""
-    kept: list[bytes] = []
-    start = name = 0
-    for _ in range(MAX_ADDED):
-        if (name := event.find(_IDS, name)) < 0:
-            break
-        begin, name = event.rfind(b'"', max(start, name - _BEFORE), name), name + len(_IDS)
-        found = _MEMBER.match(event, begin) if begin >= 0 else None
-        if found is None:
-            continue
-        end = found.end() - len(found[1])
-        if (before := event.rfind(b",", max(start, begin - MAX_SPACE), begin)) >= 0 and not event[
-            before + 1 : begin
-        ].strip():
-            begin = before  # the comma before it goes, or the one behind if it is the first member
-        else:
-            end = found.end()
-        kept.append(event[start:begin])
-        start = name = end
-    return b"".join((*kept, event[start:])) if kept else event
-
 
 class Continuation:
     """Continues one stream. For each replica: `relay...` or `resume`, then `feed` its bytes; on a loss `settle`."""
@@ -233,6 +98,7 @@ class Continuation:
         self._clean: int | None = 0  # this many of them end with a whole character; None: no number does
         self._shown_ids = 0
         self._chat = chat
+        self._object = "chat.completion.chunk" if chat else "text_completion"
         self._prompt_ids = prompt.packed[0]
         self._tokenizer = tokenizer
         self._shows_ids = bool(asked.return_token_ids)
@@ -245,7 +111,7 @@ class Continuation:
             self._limit = None if chat else USUAL_COMPLETION_TOKENS
         elif self._limit is None:
             self._limit = asked.max_tokens or None
-        self._head: tuple[str, int, str] | None = None  # id, created and model, as the client knows them
+        self.head: tuple[str, int, str] | None = None  # id, created and model as the client has seen them
         self._opened = False  # the role was shown
         self._begun_by_ours = False
         self._finished = False
@@ -262,11 +128,11 @@ class Continuation:
 
     def relay(self) -> None:
         """Prepare for a replica that answers from the beginning."""
-        self._begin(retells=self._head is not None)
+        self._begin(retells=self.head is not None)
 
     def relay_native(self) -> None:
         """Prepare for a replica of ours, which continues by itself; its frames have the token ids."""
-        self._begin(retells=self._head is not None and not self.ids)
+        self._begin(retells=self.head is not None and not self.ids)
         self._says_ids = False
 
     def resume(self, body: bytes, max_model_len: int | None) -> bytes:
@@ -333,12 +199,11 @@ class Continuation:
     def read(self, body: bytes, complete: bool) -> tuple[bytes, str | None]:
         """Parse a part of the stream; return the bytes for the client, and the reason if the replica is lost."""
         shown = self.feed(body)
-        lost = self.broken
-        if lost is None and complete and not (self.done or self.why_not):
-            lost = "its stream ended before it was complete"
-        if lost is None and complete:
-            shown += self.rest()
-        return shown, lost
+        if self.broken is not None or not complete:
+            return shown, self.broken
+        if not (self.done or self.why_not):
+            return shown, "its stream ended before it was complete"
+        return shown + self.rest(), None
 
     def feed(self, body: bytes) -> bytes:
         """Parse bytes of the stream; return the bytes for the client, in whole events."""
@@ -359,7 +224,7 @@ class Continuation:
         chunk = self._read(event)
         if chunk is None:
             return b"" if self.broken else event
-        self._head = self._head or (chunk.id, chunk.created, chunk.model)
+        self.head = self.head or (chunk.id, chunk.created, chunk.model)
         self._note(chunk)
         if self._shows_ids:
             return event
@@ -367,7 +232,7 @@ class Continuation:
 
     def _retold(self, event: bytes) -> bytes:
         chunk = self._read(event)
-        if chunk is None or self._head is None:
+        if chunk is None or self.head is None:
             return b"" if self.broken else event
         again = self._opened and any(choice.role for choice in chunk.choices)
         self._note(chunk)
@@ -376,7 +241,7 @@ class Continuation:
         payload = payload_of(event)
         assert payload is not None, "it was read"
         fields: dict[str, Any] = msgspec.json.decode(payload)
-        fields["id"], fields["created"], fields["model"] = self._head
+        fields["id"], fields["created"], fields["model"] = self.head
         fields["object"] = self._object
         fields.pop("prompt_token_ids", None)
         left_out = {"prompt_token_ids"} if self._shows_ids else {"prompt_token_ids", "token_ids"}
@@ -393,10 +258,6 @@ class Continuation:
             if isinstance(details, dict) and details.get("cached_tokens"):
                 details["cached_tokens"] = min(details["cached_tokens"], usage["prompt_tokens"])
         return event_of(msgspec.json.encode(fields))
-
-    @property
-    def _object(self) -> str:
-        return "chat.completion.chunk" if self._chat else "text_completion"
 
     def _read(self, event: bytes) -> Chunk | None:
         """Parse an event; None if it is to be passed on as it is, or dropped because the replica broke."""
@@ -429,35 +290,26 @@ class Continuation:
         if not self._before and any(ids and ids != unpack_ids(self._prompt_ids) for ids in prompts):
             self.why_not = "the replica's prompt has other tokens than the router knows"
         for choice in chunk.choices:
-            self._note_choice(choice)
-
-    def _note_choice(self, choice: Choice) -> None:
-        self._opened = self._opened or choice.role
-        self._finished = self._finished or choice.finish_reason is not None
-        said = choice.said
-        if said:
-            self._new_text.append(said)
-        if choice.token_ids:
-            self._new_ids += choice.token_ids
-            self._shown_ids += len(choice.token_ids)
-        elif said and self._says_ids:
-            self.why_not = "the replica does not say its token ids"
-        if choice.index:
-            self.why_not = "it has several choices"
-        strange = [name for name, value in (choice.delta or {}).items() if value and name not in ("role", "content")]
-        if strange:
-            self.why_not = f"a parser made {strange[0]} of it"
+            self._opened = self._opened or choice.role
+            self._finished = self._finished or choice.finish_reason is not None
+            if said := choice.said:
+                self._new_text.append(said)
+            if choice.token_ids:
+                self._new_ids += choice.token_ids
+                self._shown_ids += len(choice.token_ids)
+            elif said and self._says_ids:
+                self.why_not = "the replica does not say its token ids"
+            if choice.index:
+                self.why_not = "it has several choices"
+            for name, value in (choice.delta or {}).items():
+                if value and name not in ("role", "content"):
+                    self.why_not = f"a parser made {name} of it"
 
     # ---- when the replica is lost
 
-    @property
-    def head(self) -> tuple[str, int, str] | None:
-        """Id, created and model as the client has seen them; None: it has seen no event."""
-        return self._head
-
     def begun_by_ours(self, head: tuple[str, int, str]) -> None:
         """Adopt a stream that a replica of ours has begun, whose events are not parsed."""
-        self._head = head
+        self.head = head
         self._opened = self._begun_by_ours = True
         if self._limit is None and not self._chat:
             self._limit = USUAL_COMPLETION_TOKENS  # ours take null for no word about it
@@ -468,12 +320,10 @@ class Continuation:
         reader.feed(self.ids)
         if ids is not None:
             self._settle_native(reader, ids)
-        elif self._finished:
+            return
+        if self._finished:
             self.ids += self._new_ids
-        else:
-            self._settle_shown(reader)
-
-    def _settle_shown(self, reader: Detokenizer) -> None:
+            return
         shown, text = "".join(self._new_text), ""
         ends = [] if shown else [len(self.ids)]  # token counts with exactly that text
         for place, token_id in enumerate(self._new_ids, len(self.ids) + 1):
@@ -534,7 +384,7 @@ class Continuation:
         return b"".join(chain(last, (LAST_EVENT,)))
 
     def _event(self, choices: list[dict[str, Any]], more: dict[str, Any]) -> bytes:
-        assert self._head is not None, "something was shown"
-        id, created, model = self._head
+        assert self.head is not None, "something was shown"
+        id, created, model = self.head
         head = {"id": id, "object": self._object, "created": created, "model": model}
         return event_of(msgspec.json.encode(head | {"choices": choices} | more))

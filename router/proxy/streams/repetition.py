@@ -17,7 +17,7 @@ from api.generation_apis import MESSAGES, RESPONSES
 from api.openai_responses.requests import REFERENCE
 from router.prompts.prompt import UNREADABLE
 from router.prompts.reading.client import is_quick
-from router.proxy.events import ABORTED, DONE, EventReader
+from router.proxy.streams.events import ABORTED, DONE, EventReader
 
 MAX_TEXT = 2**20  # characters that are kept to be compared
 MAX_EVENTS = 2**14  # other than texts
