@@ -71,6 +71,12 @@ async def _serve(
     config: RouterConfig, listener: socket.socket, say_alive: Callable[[], None], place: Place | None = None
 ) -> int:
     signals = Signals()
+
+    async def beat() -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            say_alive()
+
     try:
         front = Front(config, listener, place)
     except (OSError, ValueError) as error:
@@ -90,7 +96,7 @@ async def _serve(
         if front.picker is not None:
             with suppress(OSError):
                 print(f"picker on {front.picker.address}", flush=True)
-        beats = None if place is None else asyncio.create_task(_again(say_alive))
+        beats = None if place is None else asyncio.create_task(beat())
         await _first(signals.end.wait(), front.failed())
         front.check()
         drained = asyncio.create_task(front.drain(config.drain_timeout_s))
@@ -104,12 +110,6 @@ async def _serve(
     finally:
         await front.close()
     return 0
-
-
-async def _again(say_alive: Callable[[], None]) -> None:
-    while True:
-        await asyncio.sleep(BEAT_S)
-        say_alive()
 
 
 async def _done(task: "asyncio.Task[Any]") -> None:

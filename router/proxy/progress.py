@@ -1,4 +1,4 @@
-"""What the client has of an answer, and so how another replica goes on with it: from token ids, anew, or not at all."""
+"""The progress of an answer: what the client has of it, and how another replica goes on: by token ids, anew, or not."""
 
 import random
 import time

@@ -9,7 +9,7 @@ import asyncio
 import hmac
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -173,7 +173,10 @@ class KeptResponses:
 
         serving = [one for one in self._members if one.candidate.unavailable is None or one.health.draining]
         named = [one for one in serving if made is not None and made.at(one.name)]
-        for members in (named, list(_one_each(serving, besides=named))):
+        # Ranks behind one address have the same responses, and prefill replicas keep none.
+        others = {one.server.name: one for one in reversed(serving) if one.spec.role != "prefill"}
+        rest = [one for name, one in others.items() if all(at.server.name != name for at in named)]
+        for members in (named, rest):
             asked = [asyncio.ensure_future(heard(member)) for member in members]
             try:
                 for answer in asyncio.as_completed(asked):
@@ -194,15 +197,6 @@ def _is_there(status: int) -> bool:
     if status >= 500:
         raise Broken(f"it answers {status}")
     return status == 200
-
-
-def _one_each(members: Iterable[Member], besides: Iterable[Member]) -> Iterator[Member]:
-    """One of the ranks behind each address; prefill replicas keep no responses."""
-    seen = {member.server.name for member in besides}
-    for member in members:
-        if member.server.name not in seen and member.spec.role != "prefill":
-            seen.add(member.server.name)
-            yield member
 
 
 def joined(body: bytearray, items: Raw, field: str) -> bytearray:

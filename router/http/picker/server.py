@@ -18,7 +18,7 @@ from router.http.picker.wire import (
     ProcessingResponse,
 )
 
-SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
+SERVING, NOT_SERVING = 1, 2
 LIVENESS, READINESS = "liveness", "readiness"  # names that the Inference Extension asks by, beside that of the service
 PING_MS, PONG_MS = 60_000, 20_000  # a gateway whose machine is lost is noticed
 LEAST_PAUSE_MS = 5000  # between pings of a gateway: gRPC's own limit of 300 s would end all streams of one that pings
@@ -75,15 +75,8 @@ class PickerServer:
             gateway.streams -= 1
 
     async def _check(self, request: Any, context: Any) -> Any:
-        status = self._health_of(request.service)
-        if status == SERVICE_UNKNOWN:
+        service = request.service
+        if service not in ("", LIVENESS, READINESS, SERVICE):
             known = f"{LIVENESS}, {READINESS} or {SERVICE}"
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"service is {request.service[:100]!r}; ask for {known}")
-        return HealthCheckResponse(status=status)
-
-    def _health_of(self, service: str) -> int:
-        if service == LIVENESS:
-            return SERVING
-        if service not in ("", READINESS, SERVICE):
-            return SERVICE_UNKNOWN
-        return SERVING if self._is_ready() else NOT_SERVING
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"service is {service[:100]!r}; ask for {known}")
+        return HealthCheckResponse(status=SERVING if service == LIVENESS or self._is_ready() else NOT_SERVING)
