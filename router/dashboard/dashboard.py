@@ -2,23 +2,22 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from msgspec.structs import asdict
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from router.dashboard.broadcast import Broadcast, FeedQuery, Subscriber
-from router.dashboard.replica_page import MAX_PREFIXES, HeldPrefix, held_prefixes, page_of
 from router.dashboard.rows import Query
-from router.dashboard.sampling import Sampling
-from router.dashboard.sharing import SharedPrefixes, Told
-from router.dashboard.status import Statuses
+from router.dashboard.sampling import EVERY_S, REPLICA_POINTS, REPLICA_SERIES, Sampling, Series
+from router.dashboard.sharing import SharedPrefixes
+from router.dashboard.status import Statuses, for_clients
 from router.members.members import Member
 from router.tenants.admission import Admitted
 from router.tenants.keys import Key
 
-SHARED_S = 10.0  # keep the shared prefixes that long: computing them takes a thread, and they change slowly
 STUCK_S = 60.0  # a client that takes longer to read a frame is disconnected
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -76,28 +75,43 @@ class FeedResponse(Response):
 class Dashboard:
     """Run its `sampling` for the router's lifetime, and close its `broadcast` when that ends."""
 
-    policy: str
     statuses: Statuses
     sampling: Sampling
     prefixes: SharedPrefixes
     broadcast: Broadcast
-    _kept: Told | None = None
-    _computing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def feed(self, query: Query, admitted: Admitted) -> FeedResponse:
         return FeedResponse(self.broadcast, FeedQuery(query, admitted.admin), admitted.key)
 
-    async def held_prefixes(self, member: Member) -> list[HeldPrefix]:
-        """The shared prefixes that the member holds. It may have left when this returns."""
-        async with self._computing:
-            if self._kept is None:
-                self._kept = await self.prefixes.told(MAX_PREFIXES)
-                asyncio.get_running_loop().call_later(SHARED_S, self._forget)
-            shared = self._kept
-        return await held_prefixes(self.prefixes, member, shared)
-
-    def replica(self, member: Member, prefixes: list[HeldPrefix] | None) -> dict[str, Any]:
-        return page_of(member, self.sampling, prefixes, self.policy)
-
-    def _forget(self) -> None:
-        self._kept = None
+    def replica(self, member: Member, *, admin: bool) -> dict[str, Any]:
+        """The page of one replica."""
+        statuses, sampling = self.statuses, self.sampling
+        replica, traffic = statuses.one(member), statuses.feeds.traffic(member.name)
+        row, recent = sampling.row(member, replica)
+        sampled, done = sampling.sampled(member), sampling.counts(member)
+        series = Series(REPLICA_SERIES, REPLICA_POINTS) if sampled is None else sampled.series
+        over_s, stream = sampling.over_s(), None
+        if replica.events is not None and traffic is not None:
+            stream = {
+                **asdict(replica.events),
+                "batches": traffic.batches,
+                "stored_blocks": traffic.stored,
+                "removed_blocks": traffic.removed,
+                "batches_per_s": round(recent.batches / over_s, 3),
+                "stored_per_s": round(recent.stored_blocks / over_s, 3),
+                "removed_per_s": round(recent.removed_blocks / over_s, 3),
+                "digest_checks": traffic.digests_compared,
+            }
+        return {
+            "replica": replica if admin else for_clients(replica),
+            "row": row,
+            "stream": stream,
+            "counts": {
+                **{name: getattr(done, name) for name in ("requests", "errors", "prompt_tokens", "matched_tokens")},
+                "predictions": member.accuracy.compared,
+                "wrong_predictions": member.accuracy.different,
+                "resyncs": member.resyncs,
+                "faults": member.server.faults,
+            },
+            "history": {"interval_s": EVERY_S, **series.columns()},
+        }

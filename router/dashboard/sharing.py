@@ -9,7 +9,7 @@ from itertools import chain
 from operator import attrgetter
 from typing import NamedTuple
 
-from router.members.members import Member, Members
+from router.members.members import Members
 from router.placement.index import APPROXIMATE
 from router.placement.placement import Placement
 from router.placement.prices import GPU
@@ -41,16 +41,10 @@ class KeySpace(NamedTuple):
         return self.block_size or APPROXIMATE_BLOCK_BYTES // BYTES_PER_TOKEN
 
 
-class Told(NamedTuple):
-    """The runs that save the most tokens, parents first, and the kinds of those at the root."""
-
-    routed: Sequence[RecentPrompt]
-    kinds: dict[Run, KeySpace]
-    runs: list[Run]
-    retained: dict[Run, float]  # the end of the retention of all that have any
-
-
-def _sharing(routed: Sequence[RecentPrompt], limit: int, until_s: Mapping[int, float]) -> Told:
+def _sharing(
+    routed: Sequence[RecentPrompt], limit: int, until_s: Mapping[int, float]
+) -> tuple[list[Run], dict[Run, KeySpace], dict[Run, float]]:
+    """The runs that save the most tokens, parents first, the kinds of those at the root, and the ends of retention."""
     trees: dict[KeySpace, Tree] = {}
     for number, one in enumerate(routed):
         kind = KeySpace(one.model, one.block_size, one.lookahead)
@@ -62,14 +56,14 @@ def _sharing(routed: Sequence[RecentPrompt], limit: int, until_s: Mapping[int, f
             time.sleep(0)  # release the interpreter, so that requests need not wait long for it
     runs = most_shared({tree: kind.block_tokens for kind, tree in trees.items()}, limit)
     kinds = {run: kind for kind, tree in trees.items() for run in runs if run.parent is tree.root}
-    retained: dict[Run, float] = {}  # the end of retention: a run that ends in one, and those that go on below it
+    retained: dict[Run, float] = {}  # a run that ends in a retained prefix, and those that go on below it
     for run in chain.from_iterable(tree.runs() for tree in trees.values()) if until_s else ():
         for key in until_s.keys() & run.keys:
             for each in run.path():
                 retained[each] = max(retained.get(each, 0.0), until_s[key])
     for tree in trees.values():
         tree.release()
-    return Told(routed, kinds, runs, retained)
+    return runs, kinds, retained
 
 
 @dataclass(slots=True, eq=False)
@@ -81,7 +75,7 @@ class SharedPrefixes:
     now_s: Callable[[], float]
     texts: bool  # whether they may be shown
 
-    async def told(self, limit: int) -> Told:
+    async def shared(self, limit: int) -> Shared:
         routed = self.history.recent.all()
         until_s = self.history.retained.until_s(self.now_s())
         if self.colleagues is not None:
@@ -90,18 +84,14 @@ class SharedPrefixes:
                 for key, ends_s in there.retained_until_s.items():
                     until_s[key] = max(ends_s, until_s.get(key, 0.0))
             routed.sort(key=attrgetter("at_s"))
-        return await asyncio.to_thread(_sharing, routed, min(limit, MAX_PREFIXES), until_s)
-
-    async def shared(self, limit: int) -> Shared:
-        routed, kinds, chosen, retained = await self.told(limit)
+        chosen, kinds, retained = await asyncio.to_thread(_sharing, routed, min(limit, MAX_PREFIXES), until_s)
         now_s = self.now_s()
         beginnings: list[Prefix] = []
         made: dict[Run, Prefix] = {}
         for run in chosen:
             await asyncio.sleep(0)  # requests come first
             path = run.path()
-            prefix, _ = self.prefix_of(kinds[path[0]], path, retained.get(run))
-            made[run] = prefix
+            prefix = made[run] = self._prefix(kinds[path[0]], path, retained.get(run))
             above = made.get(path[-2]) if len(path) > 1 else None
             (beginnings if above is None else above.below).append(prefix)
         return Shared(
@@ -111,28 +101,24 @@ class SharedPrefixes:
             prefixes=beginnings,
         )
 
-    def prefix_of(
-        self, kind: KeySpace, path: Sequence[Run], retained_until_s: float | None = None
-    ) -> tuple[Prefix, Mapping[int, int]]:
-        """The prefix, and by slot its leading blocks that a longer prompt could use."""
+    def _prefix(self, kind: KeySpace, path: Sequence[Run], retained_until_s: float | None) -> Prefix:
         run, now_s = path[-1], self.now_s()
         before = sum(len(each.keys) for each in path[:-1])
         keys = list(chain.from_iterable(each.keys for each in path))
         holders: list[tuple[str, str]] = []  # a name and the slowest source: events tell it, or the prompts sent there
-        usable: Mapping[int, int] = {}
         if (model := self.members.models.get(kind.model)) is not None:
             slots = model.all_slots if kind.block_size == APPROXIMATE else model.slots
             index = self.placement.index_of(kind.block_size)
             matches = index.match(
                 keys, slots.get(kind.block_size, 0), ahead=lambda one: keys if one == kind.lookahead else []
             )
-            usable = matches.lower
             holders = sorted(
                 (one.name, matches.source(one.slot))
                 for one in model.members
-                if self.is_held(kind, len(keys), one, usable.get(one.slot, 0))
+                # It holds as much of a prefix of this length as its groups can ever use.
+                if 0 < matches.lower.get(one.slot, 0) == index.longest_hit(one.slot, len(keys))
             )
-        prefix = Prefix(
+        return Prefix(
             model=kind.model,
             exact=kind.block_size != APPROXIMATE,
             begin=before * kind.block_tokens,
@@ -147,11 +133,6 @@ class SharedPrefixes:
             sources={name: source for name, source in holders[:MAX_NAMES] if source != GPU},
             retained_s=None if retained_until_s is None else round(max(0.0, retained_until_s - now_s), 3),
         )
-        return prefix, usable
-
-    def is_held(self, kind: KeySpace, blocks: int, member: Member, usable: int) -> bool:
-        """Return whether the member holds as much of a prefix of this length as its groups can ever use."""
-        return 0 < usable == self.placement.index_of(kind.block_size).longest_hit(member.slot, blocks)
 
 
 def text_of(path: Sequence[Run]) -> str | None:

@@ -118,7 +118,7 @@ def dashboard_of(router: Router, colleagues: Colleagues | None = None) -> Dashbo
     alerts = Alerts(router.config.policy, members, feeds, placement.index, history)
     prefixes = SharedPrefixes(members, placement, history, colleagues, router.now_s, router.config.shows_texts)
     broadcast = Broadcast(router.config, router.lifecycle, router.admission, colleagues, sampling, alerts)
-    return Dashboard(router.config.policy, statuses, sampling, prefixes, broadcast)
+    return Dashboard(statuses, sampling, prefixes, broadcast)
 
 
 def printed_by(router: Router, links: Links | None = None) -> Printed:

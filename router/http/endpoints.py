@@ -282,11 +282,7 @@ class Endpoints:
 
     async def dashboard_replica(self, request: Request) -> Response:
         await self.board.sampling.others.look()
-        member, prefixes = self._member(request), None
-        if request.state.admitted.admin:
-            prefixes = await self.board.held_prefixes(member)
-            member = self._member(request)  # it may have left, or be another one by now
-        return json_response(self.board.replica(member, prefixes))
+        return json_response(self.board.replica(self._member(request), admin=request.state.admitted.admin))
 
 
 @asynccontextmanager

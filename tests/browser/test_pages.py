@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.browser.feeds import altered
 from tests.browser.pages import NARROW, Visit, replica_place, request_place, visit
-from tests.browser.world import TALKS, World, another_router, talk
+from tests.browser.world import World, another_router, talk
 from tests.events.processes import wait_until
 
 Visiting = Callable[..., AbstractContextManager[Visit]]
@@ -39,7 +39,7 @@ def wait_shown(page: Page, name: str) -> None:
         case "charts":
             expect(page.locator(".chart-summary").first).to_contain_text("p50")
         case "tree":
-            expect(page.locator(".icicle .node").nth(3)).to_be_visible()
+            expect(page.get_by_role("table", name="Shared prefixes").get_by_role("row").nth(3)).to_be_visible()
         case "replica":
             expect(page.get_by_text("Digests compared")).to_be_visible()
         case "requests":
@@ -153,55 +153,8 @@ def test_chart_is_read_by_pointer_keyboard_and_as_a_table(page: Visit) -> None:
     assert card.get_by_role("row").count() > 1
 
 
-def test_tree_is_zoomed_by_pointer_and_keyboard(page: Visit) -> None:
-    page.open("/tree")
-    wait_shown(page.page, "tree")
-    crumbs = page.page.get_by_role("navigation", name="Zoom").get_by_role("listitem")
-    expect(crumbs).to_have_count(1)
-    first = page.page.locator(".icicle .node").nth(1)
-    first.click()
-    expect(crumbs).to_have_count(2)
-    expect(page.page.get_by_text("Held, with all before it, by")).to_be_visible()
-    page.page.keyboard.press("ArrowDown")
-    page.page.keyboard.press("Enter")
-    expect(crumbs).to_have_count(3)
-    page.page.keyboard.press("Escape")
-    expect(crumbs).to_have_count(2)
-    page.page.get_by_role("button", name="All", exact=True).click()
-    expect(crumbs).to_have_count(1)
-
-
-def test_tree_keeps_its_place_when_it_is_read_again(page: Visit) -> None:
-    page.open("/tree")
-    wait_shown(page.page, "tree")
-    page.page.locator(".icicle .node").nth(1).click()
-    crumbs = page.page.get_by_role("navigation", name="Zoom").get_by_role("listitem")
-    zoomed = crumbs.all_text_contents()
-    with page.page.expect_response(re.compile("/prefixes")):
-        pass
-    page.page.evaluate("() => new Promise((resolve) => requestAnimationFrame(() => resolve(true)))")
-    assert crumbs.all_text_contents() == zoomed
-    assert page.page.evaluate("document.activeElement.classList.contains('node')")
-
-
-def test_tree_is_a_list_and_shows_what_one_replica_holds(page: Visit) -> None:
-    page.open("/tree")
-    wait_shown(page.page, "tree")
-    holders = page.page.locator(".holder-key button")
-    names = holders.all_text_contents()
-    assert names[0] == "any" and {"r0", "r1", "r2"} >= set(names[1:]) != set()
-    holders.nth(1).click()
-    lit = page.page.locator(".icicle .node:not(.dim)").count()
-    assert 0 < lit < page.page.locator(".icicle .node").count()
-    page.page.get_by_role("button", name="List").click()
-    lines = page.page.locator(".prefix-list li")
-    expect(lines.first).to_contain_text("tokens from token 0")
-    expect(lines.first).to_contain_text("held by")
-
-
-def test_replica_page_has_its_stream_and_what_it_holds(page: Visit, world: World) -> None:
-    talk(world.url, TALKS, turns=1)  # what began the world, so that it was asked for within a minute
-    name = max(("r0", "r1", "r2"), key=lambda name: lately_asked(world, name))
+def test_replica_page_leads_to_the_prefixes_that_it_holds(page: Visit, world: World) -> None:
+    name = world.router.decisions(1)[0]["chosen"]
     page.open()
     page.page.get_by_role("link", name=name, exact=True).first.click()
     expect(page.heading(name)).to_be_visible()
@@ -211,19 +164,14 @@ def test_replica_page_has_its_stream_and_what_it_holds(page: Visit, world: World
         return page.page.get_by_text(f"{blocks:,} blocks of 16 tokens").is_visible()
 
     wait_until(has_all_blocks, f"the page of {name} has as many blocks as the router")
-    expect(page.page.get_by_role("table", name="What it holds").get_by_text("all", exact=True).first).to_be_visible()
-    expect(
-        page.page.get_by_role("img", name=re.compile("^Last asked for, within (a minute|5 minutes): "))
-    ).to_be_visible()
-
-
-def lately_asked(world: World, name: str) -> int:
-    """Tokens that the router knows to be asked for within a minute: a sample of what it has sent there itself.
-
-    A replica may hold much else: what it was asked beside the router, or before the router lost sight of it.
-    """
-    ages = world.router.get(f"/dashboard/replicas/{name}").json["cache"]["ages"] or []
-    return sum(age["tokens"] for age in ages if age["idle_s"] < 60)
+    page.page.get_by_role("link", name="Shared prefixes that it holds").click()
+    wait_shown(page.page, "tree")
+    expect(page.page.get_by_label("Held by")).to_have_value(name)
+    rows = page.page.get_by_role("table", name="Shared prefixes").locator("tbody tr")
+    held = rows.count()
+    assert rows.filter(has_text=name).count() == held
+    page.page.get_by_label("Held by").select_option("any replica")
+    assert rows.count() >= held
 
 
 def test_a_replica_without_work_says_why(browser: Browser, world: World) -> None:
@@ -347,7 +295,7 @@ def test_replica_that_leaves_is_greyed_and_has_no_buttons(page: Visit) -> None:
             route.fulfill(status=404, json={"error": {"message": "there is no replica named 'r0'", "code": None}})
             return
         found = route.fetch().json()
-        found["row"]["cache_used"] = found["cache"]["empty_tokens"] = None  # not every engine reports it
+        found["row"]["cache_used"] = None  # not every engine reports it
         route.fulfill(json=found)
 
     page.page.route("**/dashboard/replicas/r0", told)

@@ -1,8 +1,7 @@
-"""The prefix tree: while it is read, when nothing is shared, and its bars at every width."""
+"""The prefix tree: while it is read, when nothing is shared, and what a row says."""
 
 from typing import Any
 
-import pytest
 from playwright.sync_api import Route, expect
 
 from tests.browser.pages import Visit
@@ -26,56 +25,20 @@ def test_says_that_it_reads_and_then_that_nothing_is_shared(page: Visit) -> None
     page.page.route("**/prefixes?*", lambda route: waiting.append(route))
     page.open("/tree")
     expect(page.page.get_by_text("Reading the tree")).to_be_visible()
-    expect(page.page.locator(".icicle")).to_be_hidden()
     for route in waiting:
         route.fulfill(json={"prompts": 0, "span_s": 0.0, "texts": True, "prefixes": []})
     expect(page.page.get_by_text("No two prompts have begun alike yet.")).to_be_visible()
     expect(page.page.get_by_text("Reading the tree")).to_have_count(0)
 
 
-def test_narrow_bars_keep_words_that_can_be_read(page: Visit) -> None:
-    children = [prefix(f"question {number}", 10) for number in range(10)]
-    answer(page, prefix("instructions", 100, *children))
+def test_a_row_has_its_place_in_the_tree_and_its_holders(page: Visit) -> None:
+    below = prefix("below", 9, sources={"r0": "CPU"}, retained_s=600)
+    answer(page, prefix("above", 60, below), prefix("gone", 5, replicas=[], held_by=0))
     page.open("/tree")
-    node = page.page.locator(".icicle .node", has_text="question 4")
-    words, under = node.locator(".words > span").first, node.locator(".under")
-    expect(words).to_be_visible()
-    expect(under).to_be_hidden()
-    assert words.evaluate("node => node.scrollWidth <= node.clientWidth && node.scrollHeight <= node.clientHeight + 1")
-    node.click()  # now it is as wide as the tree
-    expect(under).to_have_text("32 tokens, 10 prompts")
-
-
-def test_models_are_told_apart_when_there_are_several(page: Visit) -> None:
-    answer(page, prefix("one", 60), prefix("two", 40, model="other"))
-    page.open("/tree")
-    bars = page.page.locator(".icicle .node:not(.trunk)")
-    expect(bars).to_have_count(2)
-    page.page.get_by_label("Model", exact=True).select_option("other")
-    expect(bars).to_have_count(1)
-    expect(bars).to_contain_text("two text")
-
-
-def test_prefix_that_nobody_holds_is_marked_and_explained(page: Visit) -> None:
-    answer(page, prefix("gone", 5, replicas=[], held_by=0), prefix("below", 9, sources={"r0": "CPU"}, retained_s=600))
-    page.open("/tree")
-    cold = page.page.locator(".icicle .node.cold")
-    cold.hover()
-    expect(page.page.get_by_text("No replica holds all of it")).to_be_visible()
-    page.page.locator(".icicle .node", has_text="below text").hover()
-    expect(page.page.get_by_text("(host memory)").last).to_be_visible()
-    expect(page.page.get_by_text("Given up last for another 10 min")).to_be_visible()
-
-
-def test_width_stands_for_prompts_or_for_tokens(page: Visit) -> None:
-    answer(page, prefix("few", 10, tokens=900), prefix("many", 90, tokens=100))
-    page.open("/tree")
-    many = page.page.locator(".icicle .node", has_text="many text")
-    expect(many).to_be_visible()
-    assert share_of(many) == pytest.approx(0.9)
-    page.page.get_by_role("button", name="By tokens").click()
-    assert share_of(many) == pytest.approx(0.1)
-
-
-def share_of(node: Any) -> float:
-    return float(node.evaluate("node => parseFloat(node.style.width) / 100"))
+    rows = page.page.get_by_role("table", name="Shared prefixes").locator("tbody tr")
+    expect(rows.get_by_role("rowheader")).to_have_text(["above text", "below text", "gone text"])
+    expect(rows.nth(0).locator(".meter span")).to_have_attribute("style", "width: 60%;")
+    expect(rows.nth(1).locator(".indent")).to_have_count(1)
+    expect(rows.nth(1)).to_contain_text("r0 (host memory), kept 10 min")
+    expect(rows.nth(1)).to_contain_text("256")  # tokens saved
+    expect(rows.nth(2)).to_contain_text("nobody")

@@ -313,9 +313,9 @@ def test_up_keeps_blocks_in_host_memory_and_shows_them(demo_cache: Path) -> None
         assert b'warmroute:tier_blocks{medium="CPU"' in fetch(replica["url"] + "/metrics")
 
         def is_shown() -> bool:
-            page = get(running.url + f"/dashboard/replicas/{replica['name']}")
+            shown = get(running.url + f"/dashboard/replicas/{replica['name']}")["replica"]
             metrics = fetch(running.url + "/metrics").decode()
-            return page["cache"]["blocks"].get("CPU", 0) > 0 and f'{replica["name"]}",medium="CPU"}}' in metrics
+            return shown["index"]["blocks"].get("CPU", 0) > 0 and f'{replica["name"]}",medium="CPU"}}' in metrics
 
         wait_until(is_shown, "router and dashboard show host memory")
         assert running.end() == 0

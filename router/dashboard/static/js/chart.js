@@ -1,7 +1,7 @@
 /** Lines over time: axes with units, a legend that switches lines, a cursor, words and a table that say the same. */
 
 import { announce, el, fill, mark, say, svg } from "./dom.js";
-import { clock, minutes } from "./format.js";
+import { clock, date, dateOfYear, minutes } from "./format.js";
 import { linear, ticks, timeTicks } from "./scale.js";
 
 const HEIGHT = 190;
@@ -14,26 +14,17 @@ const LEAST_SPAN_S = 30;
 
 /**
  * A series is `{name, label, hue, dashed?}`; `format` writes a value with its unit; `top` fixes the axis' end; `counts`:
- * there are no halves. `moment(at)` writes one, under the head `axis` of the table.
+ * there are no halves; `days`: a point is a day.
  */
 export class Chart {
-  constructor({
-    title,
-    about = "",
-    series,
-    format,
-    top = null,
-    counts = false,
-    moment = clock,
-    axis = "Time",
-  }) {
+  constructor({ title, about = "", series, format, top = null, counts = false, days = false }) {
     this._title = title;
     this._series = series.map((one) => ({ ...one, on: true }));
     this._format = format;
     this._fixedTop = top;
     this._leastStep = counts ? 1 : 0; // of what there is no half of
-    this._moment = moment;
-    this._axis = axis;
+    this._days = days;
+    this._moment = days ? date : clock;
     this._at = new Float64Array();
     this._values = new Map();
     this._cursor = null; // which point the pointer or the keyboard is at
@@ -136,7 +127,7 @@ export class Chart {
       rows.push(el("tr", {}, el("th", { scope: "row" }, this._moment(this._at[place])), cells));
     }
     const heads = this._series.map((one) => el("th", { scope: "col", class: "right" }, one.label));
-    const head = el("thead", {}, el("tr", {}, el("th", { scope: "col" }, this._axis), heads));
+    const head = el("thead", {}, el("tr", {}, el("th", { scope: "col" }, this._days ? "Day" : "Time"), heads));
     fill(this._table, el("table", {}, head, el("tbody", {}, rows)));
   }
 
@@ -164,23 +155,16 @@ export class Chart {
       return;
     }
     this._scale(width);
-    fill(this._svg, this._axes(width), this._drawn(), this._cursorMarks());
+    fill(this._svg, this._axes(width), this._lines(), this._cursorMarks());
     this._showTip(width);
   }
 
   _scale(width) {
-    this._ticks = ticks(this._fixedTop ?? this._top(), 4, this._leastStep);
-    this._span = this._ends();
+    const top = Math.max(0, ...this._shown().map((one) => most(this._values.get(one.name))));
+    this._ticks = ticks(this._fixedTop ?? top, 4, this._leastStep);
+    this._span = [this._at[0], Math.max(this._at.at(-1), this._at[0] + LEAST_SPAN_S)];
     this._x = linear(...this._span, LEFT, width - RIGHT);
     this._y = linear(0, this._ticks.at(-1), HEIGHT - BOTTOM, TOP);
-  }
-
-  _top() {
-    return Math.max(0, ...this._shown().map((one) => most(this._values.get(one.name))));
-  }
-
-  _ends() {
-    return [this._at[0], Math.max(this._at.at(-1), this._at[0] + LEAST_SPAN_S)];
   }
 
   _axes(width) {
@@ -190,22 +174,17 @@ export class Chart {
       marks.push(svg("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: y, y2: y }));
       marks.push(svg("text", { class: "axis", x: LEFT - 7, y: y + 4, "text-anchor": "end" }, this._format(value)));
     }
-    for (const [at, label] of this._labels(Math.max(2, Math.floor(width / 90)))) {
+    const [from, to] = this._span;
+    const label = this._days ? dateOfYear : to - from < 300 ? clock : minutes;
+    for (const at of timeTicks(from, to, Math.max(2, Math.floor(width / 90)))) {
       const x = this._x(at);
       marks.push(svg("line", { class: "grid", x1: x, x2: x, y1: HEIGHT - BOTTOM, y2: HEIGHT - BOTTOM + 4 }));
-      marks.push(svg("text", { class: "axis", x, y: HEIGHT - 4, "text-anchor": "middle" }, label));
+      marks.push(svg("text", { class: "axis", x, y: HEIGHT - 4, "text-anchor": "middle" }, label(at)));
     }
     return marks;
   }
 
-  /** Moments with their labels, about `count` of them. */
-  _labels(count) {
-    const [from, to] = this._span;
-    const label = to - from < 300 ? clock : minutes;
-    return timeTicks(from, to, count).map((at) => [at, label(at)]);
-  }
-
-  _drawn() {
+  _lines() {
     return this._shown().map((one) => {
       const style = { "--hue": one.hue };
       const [path, dots] = through(this._values.get(one.name), (place) => this._x(this._at[place]), this._y);

@@ -36,7 +36,7 @@ export function decisionColumns(state, short = false) {
 
 function replicaCell(one, state) {
   if (one.chosen === null) return { text: "none", soft: true };
-  const cell = { text: one.chosen, href: places.replica(one.chosen), hue: state.hue(one.chosen) };
+  const cell = { text: one.chosen, href: places.replica(one.chosen), hues: [state.hue(one.chosen)] };
   if (!one.prefill?.outcome) return cell;
   const { replica, outcome } = one.prefill;
   return outcome === "handed"

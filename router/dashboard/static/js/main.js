@@ -20,7 +20,7 @@ import { themed } from "./theme.js";
 const NAVIGATION = [
   ["Overview", places.overview, ["", "replica"]],
   ["Charts", places.charts, ["charts"]],
-  ["Prefix tree", places.tree, ["tree"]],
+  ["Prefix tree", places.tree(), ["tree"]],
   ["Requests", places.requests, ["requests", "request"]],
   ["Usage", places.usage(), ["usage"]],
   ["Playground", places.playground, ["playground"]],

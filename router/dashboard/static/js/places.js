@@ -2,10 +2,10 @@
 
 export const overview = "#/";
 export const charts = "#/charts";
-export const tree = "#/tree";
 export const requests = "#/requests";
 export const playground = "#/playground";
 export const replica = (name) => `#/replica/${encodeURIComponent(name)}`;
+export const tree = (holder = null) => `#/tree${searched({ holder })}`;
 export const usage = (choice = {}) => `#/usage${searched(choice)}`;
 export const request = (id) => `#/request/${encodeURIComponent(id)}`;
 

@@ -1,7 +1,8 @@
 /** Where values lie on an axis, and which of them have a label. */
 
 const STEPS = [1, 2, 2.5, 5, 10];
-const TIMES_S = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21_600, 86_400];
+const DAY_S = 86_400;
+const TIMES_S = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21_600, ...[1, 2, 7, 14].map((days) => days * DAY_S)];
 
 /** Round values from 0 to at least `top`, about `count` of them. */
 export function ticks(top, count, leastStep = 0) {

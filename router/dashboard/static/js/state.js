@@ -1,7 +1,6 @@
-/** What the feed has told, for all pages: the newest frame, the last half hour, and trouble seen meanwhile. */
+/** What the feed has told, for all pages: the newest frame, and the last half hour. */
 
 import { Ring } from "./ring.js";
-import { Troubles } from "./troubles.js";
 
 const POINTS = 360;
 const HUES = 12;
@@ -13,7 +12,6 @@ export class State {
     this.fleet = null;
     this.points = new Ring(POINTS);
     this.connection = { state: "connecting", why: "", since: Date.now() };
-    this.troubles = new Troubles();
     this._hues = new Map();
     this._listeners = new Set();
   }
@@ -62,7 +60,6 @@ export class State {
 
   _renew(fleet) {
     this.fleet = fleet;
-    this.troubles.look(fleet);
     const names = fleet.replicas.map((row) => row.name);
     const inOrder = (one, other) => one.localeCompare(other, "en", { numeric: true });
     for (const name of names.sort(inOrder)) this.hue(name);

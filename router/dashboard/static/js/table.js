@@ -7,8 +7,8 @@ import { whole } from "./format.js";
  * `key(row)` is what a row is known by; of equal ones each has a line, and only the order tells them apart.
  *
  * A column is `{title, cell, sort?, right?, head?, wrap?, wide?, about?}`, `wide` where a phone leaves it out. `cell(row)` returns text, or
- * `{text, href?, badge?, share?, parts?, hue?, title?, soft?}`, with `parts` of one bar as `{share, hue}`. Of more rows
- * than `most` the rest is behind a button.
+ * `{text, href?, badge?, share?, parts?, hues?, depth?, title?, soft?}`, with `parts` of one bar as `{share, hue}`. Of more
+ * rows than `most` the rest is behind a button.
  */
 export class Table {
   constructor({
@@ -54,6 +54,11 @@ export class Table {
       if (this._body.children[place] !== line) this._body.insertBefore(line, this._body.children[place] ?? null);
     });
     while (this._body.children.length > Math.min(rows.length, this._most)) this._body.lastChild.remove();
+  }
+
+  /** The words of a table without rows. */
+  says(empty) {
+    say(this._empty, empty);
   }
 
   sorted(by, descending) {
@@ -108,14 +113,15 @@ function written(cell, content) {
   fill(cell, pieces(content));
 }
 
-function pieces({ text, href, badge, share, parts, hue, soft }) {
-  const swatch = hue === undefined ? null : el("span", { class: "swatch", style: { "--hue": hue } });
+function pieces({ text, href, badge, share, parts, hues = [], depth = 0, soft }) {
+  const swatches = hues.map((hue) => el("span", { class: "swatch", style: { "--hue": hue } }));
+  const indent = depth > 0 && el("span", { class: "indent", style: { "--depth": depth } });
   let words = text;
   if (badge !== undefined) words = el("span", { class: `badge ${badge}` }, text);
   if (href !== undefined) words = el("a", { href }, text);
   if (soft) words = el("span", { class: "soft" }, words);
   const bar = share === undefined ? parts && meterOf(parts) : meter(share);
-  return [swatch, bar ? el("span", { class: "barred" }, bar, el("span", {}, words)) : words];
+  return [indent, swatches, bar ? el("span", { class: "barred" }, bar, el("span", {}, words)) : words];
 }
 
 /** A share as a bar, beside its number. */

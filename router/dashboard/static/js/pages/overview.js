@@ -1,4 +1,4 @@
-/** The fleet at a glance: totals, what is wrong, replicas, the last decisions, trouble with events. */
+/** The fleet at a glance: totals, what is wrong, replicas, the last decisions. */
 
 import { spark } from "../chart.js";
 import { el, fill, mark, say } from "../dom.js";
@@ -7,7 +7,6 @@ import { age, bytes, clock, compact, duration, perSecond, plural, seconds, share
 import { Totals, alertNote, endedNote, isLagging, kindOf, standing } from "../parts.js";
 import * as places from "../places.js";
 import { Table } from "../table.js";
-import { WORDS } from "../troubles.js";
 import { decisionColumns, decisionKey } from "../decisions.js";
 
 const TOTALS = ["Prefill saved", "Replicas", "Requests", "First token", "Hit rate", "In flight", "Tokens"];
@@ -54,12 +53,6 @@ class Overview {
       columns: decisionColumns(this._state, true),
       empty: "No request has been answered yet.",
     });
-    this._troubles = new Table({
-      label: "Trouble with events",
-      key: (one) => `${one.at} ${one.replica} ${one.kind}`,
-      columns: TROUBLE_COLUMNS,
-      empty: "None: no gap, no restart, no difference.",
-    });
     this._decisionCard = section("Last decisions", this._decisions.node, link("All of them", places.requests));
     view.append(
       el("div", { class: "page-head" }, el("h1", {}, "Fleet"), this._about),
@@ -67,16 +60,7 @@ class Overview {
       this._flow.node,
       this._alertCard,
       this._replicaCard(),
-      el(
-        "div",
-        { class: "columns" },
-        this._decisionCard,
-        section(
-          "Trouble with events",
-          this._troubles.node,
-          el("span", { class: "end soft small" }, "since this page was opened"),
-        ),
-      ),
+      this._decisionCard,
     );
   }
 
@@ -167,7 +151,6 @@ class Overview {
     this._showPaging(fleet.shown);
     mark(this._decisionCard, "hidden", fleet.decisions === null);
     if (fleet.decisions !== null) this._decisions.show(fleet.decisions.slice(0, 12));
-    this._troubles.show(this._state.troubles.found.slice(0, 12));
   }
 
   _showTotals(totals) {
@@ -270,7 +253,7 @@ const replicaColumns = (state) => [
     title: "Replica",
     sort: "name",
     head: true,
-    cell: (row) => ({ text: row.name, href: places.replica(row.name), hue: state.hue(row.name) }),
+    cell: (row) => ({ text: row.name, href: places.replica(row.name), hues: [state.hue(row.name)] }),
   },
   {
     title: "State",
@@ -356,16 +339,4 @@ function eventsCell(row) {
   if (told.length === 0) return { text: "in order", soft: true };
   const text = told.map(([count, noun]) => plural(count, noun));
   return { text: text.join(", "), badge: mismatches || lost ? "bad" : "info" };
-}
-
-const TROUBLE_COLUMNS = [
-  { title: "When", cell: (one) => clock(one.at) },
-  { title: "Replica", cell: (one) => ({ text: one.replica, href: places.replica(one.replica) }) },
-  { title: "What", cell: troubleCell },
-  { title: "That is", wrap: true, cell: (one) => WORDS[one.kind]?.[2] ?? "" },
-];
-
-function troubleCell({ kind, count }) {
-  const [text, badge] = WORDS[kind] ?? [kind, ""];
-  return { text: count > 1 ? `${text} ${whole(count)}` : text, badge };
 }

@@ -1,15 +1,15 @@
 /** One replica: whether it takes requests, its stream of events, what it holds, and how it did lately. */
 
-import { ageStrip } from "../ages.js";
 import { Chart } from "../chart.js";
 import { confirmed } from "../dialog.js";
 import { announce, el, fill, mark } from "../dom.js";
-import { age, ago, compact, perSecond, plural, seconds, share, shortened, whole } from "../format.js";
+import { ago, compact, perSecond, plural, seconds, share, whole } from "../format.js";
 import { get, post } from "../http.js";
 import { Totals, badge, card, facts, kindOf, sentence, showFailure, standing } from "../parts.js";
 import { Poll } from "../poll.js";
 import { Ring } from "../ring.js";
-import { Table, meter } from "../table.js";
+import * as places from "../places.js";
+import { meter } from "../table.js";
 
 const EVERY_S = 2;
 const RATES = 300; // ten minutes of them
@@ -55,7 +55,6 @@ class ReplicaPage {
     this._facts = el("div");
     this._stream = el("div", { class: "stack" });
     this._fill = el("div", { class: "stack" });
-    this._prefixes = prefixTable();
     this._ratesChart = new Chart({
       title: "Blocks stored and removed",
       about: "in a second",
@@ -67,7 +66,8 @@ class ReplicaPage {
     this._loadChart = new Chart({ title: "Requests in flight", format: compact, counts: true, series: LOAD_SERIES });
     this._charts = [this._ratesChart, this._hitChart, this._ttftChart, this._loadChart];
     const swatch = el("span", { class: "swatch", style: { "--hue": this._state.hue(this._name) } });
-    const cache = card("Cache", this._fill, this._prefixes.node);
+    const held = el("a", { href: places.tree(this._name) }, "Shared prefixes that it holds");
+    const cache = card("Cache", this._fill, el("p", { class: "after" }, held));
     view.append(
       el("div", { class: "page-head" }, el("h1", {}, swatch, this._name), this._badges, this._actions),
       this._failure,
@@ -187,19 +187,17 @@ class ReplicaPage {
     this._rates.push({ at: Date.now() / 1000, ...stream });
   }
 
-  _showCache({ row, cache }) {
-    const { blocks, block_size: blockSize, total_blocks: total } = cache;
+  _showCache({ row, replica }) {
+    const { blocks } = replica.index;
+    const { block_size: blockSize } = replica;
     const parts = Object.entries(blocks).map(([medium, count]) => `${whole(count)} in ${MEDIA[medium] ?? medium}`);
     const size = blockSize === null ? "" : ` of ${blockSize} tokens`;
     const used = row.cache_used ?? null;
     fill(
       this._fill,
       el("p", {}, `${plural(row.blocks, "block")}${size}${parts.length > 0 ? `: ${parts.join(", ")}` : ""}.`),
-      used !== null && el("p", { class: "row" }, meter(used), `${share(used)} of ${plural(total, "block")} taken`),
-      cache.ages !== null && ageStrip(cache.ages),
+      used !== null && el("p", { class: "row" }, meter(used), `${share(used)} of ${plural(replica.load.total_blocks, "block")} taken`),
     );
-    mark(this._prefixes.node, "hidden", cache.prefixes === null);
-    if (cache.prefixes !== null) this._prefixes.show(heldFirst(cache.prefixes));
   }
 
   _showCharts({ history, stream }) {
@@ -299,43 +297,4 @@ function about(replica) {
     ["Breaker", replica.breaker],
     ["Apart by key", isolation[replica.isolation] ?? "no keys, nothing to keep apart"],
   ];
-}
-
-function prefixTable() {
-  return new Table({
-    label: "What it holds of what prompts share",
-    key: (row) => String(row.place),
-    most: 12,
-    empty: "Nothing that two prompts have begun with lately.",
-    columns: [
-      { title: "Prefix", head: true, cell: prefixCell },
-      { title: "Held", cell: heldCell, about: "how much of it is cached here" },
-      { title: "Tokens", right: true, cell: (row) => whole(row.tokens) },
-      { title: "Prompts", right: true, cell: (row) => whole(row.prompts) },
-      { title: "Last", right: true, cell: (row) => age(row.idle_s) },
-      { title: "Holders", right: true, cell: (row) => whole(row.held_by) },
-    ],
-  });
-}
-
-const inLine = (text) => text.trim().replace(/\s+/g, " ");
-
-/** How it begins; where another one in the list begins so, too, what it adds to that. */
-function prefixCell({ text, adds }) {
-  if (text === null) return { text: "its words are not kept", soft: true };
-  if (!adds) return shortened(inLine(text), 80);
-  return { text: `${shortened(inLine(text), 24)} ${shortened(inLine(adds), 60)}`, title: inLine(text) };
-}
-
-const heldShare = ({ tokens, held_tokens: held }) => (tokens > 0 ? held / tokens : 0);
-
-/** What is held whole, then what is held in part, each as the router has them: most useful first. */
-function heldFirst(prefixes) {
-  const placed = prefixes.map((prefix, place) => ({ ...prefix, place }));
-  return placed.sort((one, other) => heldShare(other) - heldShare(one) || one.place - other.place);
-}
-
-function heldCell(row) {
-  const part = heldShare(row);
-  return { text: row.held ? "all" : share(part), share: part };
 }

@@ -39,9 +39,9 @@ async function read(id, signal) {
   const decision = await get(`decisions/${encodeURIComponent(id)}`, { signal });
   if (decision.chosen === null || !decision.exact) return decision;
   try {
-    const { cache } = await get(`dashboard/replicas/${encodeURIComponent(decision.chosen)}`, { signal });
-    if (cache.block_size === null) return decision;
-    return { ...decision, block_size: cache.block_size, blocks: Math.floor(decision.prompt_tokens / cache.block_size) };
+    const found = await get(`dashboard/replicas/${encodeURIComponent(decision.chosen)}`, { signal });
+    const size = found.replica.block_size;
+    return size === null ? decision : { ...decision, block_size: size, blocks: Math.floor(decision.prompt_tokens / size) };
   } catch (error) {
     if (error instanceof Refused) return decision; // the replica is gone; what was decided is not
     throw error;

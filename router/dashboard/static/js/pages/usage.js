@@ -1,12 +1,12 @@
 /** What keys have used: tokens by day, and sums by key or model. */
 
+import { Chart } from "../chart.js";
 import { announce, el, fill, mark, say } from "../dom.js";
 import { compact, date, duration, plural, seconds, share, whole } from "../format.js";
 import { ask, get } from "../http.js";
 import { Totals, sentence, showFailure } from "../parts.js";
 import * as places from "../places.js";
 import { Poll } from "../poll.js";
-import { StackedBars } from "../stacked-bars.js";
 import { Table } from "../table.js";
 import { KINDS, PERIODS, asked, chosen, daily, figured, ordered, secondsOf, together } from "../usage.js";
 
@@ -52,7 +52,7 @@ class UsagePage {
     this._notes = el("div", { class: "stack" });
     this._waiting = el("p", { class: "empty", role: "status" }, "Reading what was used\u2026");
     this._totals = new Totals(TOTALS);
-    this._chart = new StackedBars({ title: "Tokens", about: "by day", format: compact, counts: true, series: SERIES });
+    this._chart = new Chart({ title: "Tokens", about: "by day", format: compact, counts: true, days: true, series: SERIES });
     this._figures = el(
       "div",
       { class: "stack live-figures", hidden: true },
