@@ -66,6 +66,23 @@ class Served(Struct, frozen=True):
     streaming_s: float = 0.0  # the time that those have taken
 
 
+class Recent(Struct, frozen=True):
+    """What a replica has done in the last 5 to 10 seconds, for all workers; None: there was nothing to divide."""
+
+    requests_per_s: float = 0.0
+    errors_per_s: float = 0.0
+    prompt_tokens_per_s: float = 0.0
+    generated_tokens_per_s: float = 0.0
+    batches_per_s: float = 0.0  # of its event stream
+    token_s: float | None = None  # the mean time of a token after the first one of a streamed answer
+    hit_predicted: float | None = None
+    hit_reported: float | None = None
+    ttft_p50_s: float | None = None
+
+
+STANDINGS = ("down", "draining", "syncing", "lagging", "partial", "approximate", "exact")  # the worst first
+
+
 class ReplicaStatus(Struct, frozen=True):
     name: str
     url: str = ""
@@ -93,6 +110,11 @@ class ReplicaStatus(Struct, frozen=True):
     idle: str | None = None  # why it has nothing to do; None: it has, or that is not known
     honesty: float = 1.0  # its trust, for people: tokens that its events explain count as true
     taken_names: dict[str, str] = {}  # names that it may not serve, each with the base model that has it
+    standing: str = ""  # one of STANDINGS: that it gets no requests counts for more than the state of its index
+    severity: int = 0  # 2: it serves no requests; 1: it needs a look
+    faults: int = 0
+    cache_used: float | None = None  # a share
+    recent: Recent | None = None  # None: an older router
 
 
 class ReplicaList(Struct, frozen=True):

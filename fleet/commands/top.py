@@ -22,7 +22,7 @@ from fleet.commands.addresses.local_routers import admin_key_option, locate_rout
     show_default=True,
     help="How often to poll the router; less often if its answers take long.",
 )
-@click.option("--once", "only_once", is_flag=True, help="Print one frame and end; rates are between two polls.")
+@click.option("--once", "only_once", is_flag=True, help="Print one frame and end.")
 def top(which: str | None, admin_key: str | None, interval_s: float, only_once: bool) -> None:
     """Watch a router: its replicas, their event streams, shared prefixes, and decisions with their reasons.
 
@@ -38,7 +38,7 @@ def top(which: str | None, admin_key: str | None, interval_s: float, only_once: 
     from router.console.top.app import once, watch  # an HTTP client and rich: not needed to refuse arguments
 
     if only_once:
-        once(locate_router(which), admin_key, interval_s, sys.stdout)
+        once(locate_router(which), admin_key, sys.stdout)
         return
     if not all(stream.isatty() for stream in (sys.stdin, sys.stdout)):
         raise click.UsageError("the live view needs a terminal; use --once to print a single frame")

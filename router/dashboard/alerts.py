@@ -148,10 +148,12 @@ class Alerts:
     async def see(self, fleet: Fleet) -> None:
         self._readings.append(
             {
-                row.name: Reading(
-                    max(row.in_flight, row.running + row.waiting), row.queued_tokens, row.lag_batches or 0
+                one.name: Reading(
+                    max(one.load.in_flight, one.load.running + one.load.waiting),
+                    one.load.queued_tokens,
+                    0 if one.events is None else one.events.lag_batches,
                 )
-                async for row in paused(fleet.rows, by=ROWS_AT_A_TIME)
+                async for one in paused(fleet.replicas, by=ROWS_AT_A_TIME)
             }
         )
         if not self._looks or fleet.at_s - self._looks[-1].at_s >= EVERY_S:

@@ -19,7 +19,8 @@ from api.errors import ApiError, draining
 from router.config import RouterConfig
 from router.dashboard.alerts import Alerts
 from router.dashboard.rows import Fleet, Query, select_rows
-from router.dashboard.sampling import EVERY_S, Sampling
+from router.dashboard.sampling import EVERY_S
+from router.dashboard.status import Statuses, for_clients
 from router.lifecycle import Lifecycle
 from router.proxy.request_summary import PastDecision
 from router.tenants.admission import Admission
@@ -88,7 +89,7 @@ class Broadcast:
     lifecycle: Lifecycle
     admission: Admission
     colleagues: Colleagues | None
-    sampling: Sampling
+    statuses: Statuses
     alerts: Alerts
     _subscribers: set[Subscriber] = field(default_factory=set)
     _fleet: Fleet | None = None
@@ -141,7 +142,7 @@ class Broadcast:
         yield event("hello", self._hello(subscriber.query.admin))
         seen = -1
         while (frame := await subscriber.frame()) is not None:
-            if (taken := self.sampling.taken) != seen:
+            if (taken := self.statuses.sampling.taken) != seen:
                 yield self._history(seen)
                 seen = taken
             yield frame
@@ -163,12 +164,13 @@ class Broadcast:
         }
 
     def _models(self) -> list[str]:
-        return list(islice(self.sampling.statuses.members.models, MAX_MODELS))
+        return list(islice(self.statuses.members.models, MAX_MODELS))
 
     def _history(self, seen: int) -> bytes:
         """The newest point, or all points if the subscriber missed some."""
-        columns = self.sampling.fleet.columns()
-        if seen >= 0 and self.sampling.taken == seen + 1:
+        sampling = self.statuses.sampling
+        columns = sampling.fleet.columns()
+        if seen >= 0 and sampling.taken == seen + 1:
             return event("point", {name: column[-1] for name, column in columns.items()})
         return event("history", {"interval_s": EVERY_S, **columns})
 
@@ -186,7 +188,7 @@ class Broadcast:
         for subscriber in self._subscribers:
             if not self.admission.knows(subscriber.key, admin=subscriber.query.admin):
                 subscriber.end("its API key is not valid any more")
-        fleet = self._fleet = await self.sampling.look()
+        fleet = self._fleet = await self.statuses.fleet()
         self._decisions = await self._decided()
         await asyncio.sleep(0)
         await self.alerts.see(fleet)
@@ -200,7 +202,7 @@ class Broadcast:
 
     async def _decided(self) -> list[dict[str, Any]]:
         """The newest decisions of all workers."""
-        newest = decided(self.sampling.statuses.decisions)
+        newest = decided(self.statuses.decisions)
         if self.colleagues is not None and any(subscriber.query.admin for subscriber in self._subscribers):
             for there in (await self.colleagues.told(DECIDED)).values():
                 newest += there
@@ -214,7 +216,7 @@ class Broadcast:
             "totals": fleet.totals,
             "states": fleet.states,
             "shown": shown,
-            "replicas": rows,
+            "replicas": rows if query.admin else [for_clients(one) for one in rows],
             "decisions": self._decisions if query.admin else None,
             "alerts": self.alerts.report,
             "models": self._models(),

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from router.dashboard.broadcast import Broadcast, FeedQuery, Subscriber
 from router.dashboard.rows import Query
-from router.dashboard.sampling import EVERY_S, REPLICA_POINTS, REPLICA_SERIES, Sampling, Series
+from router.dashboard.sampling import EVERY_S, REPLICA_POINTS, REPLICA_SERIES, Series
 from router.dashboard.sharing import SharedPrefixes
 from router.dashboard.status import Statuses, for_clients
 from router.members.members import Member
@@ -73,10 +73,9 @@ class FeedResponse(Response):
 
 @dataclass(eq=False)
 class Dashboard:
-    """Run its `sampling` for the router's lifetime, and close its `broadcast` when that ends."""
+    """Run the `sampling` of its statuses for the router's lifetime, and close its `broadcast` when that ends."""
 
     statuses: Statuses
-    sampling: Sampling
     prefixes: SharedPrefixes
     broadcast: Broadcast
 
@@ -85,10 +84,9 @@ class Dashboard:
 
     def replica(self, member: Member, *, admin: bool) -> dict[str, Any]:
         """The page of one replica."""
-        statuses, sampling = self.statuses, self.sampling
+        statuses, sampling = self.statuses, self.statuses.sampling
         replica, traffic = statuses.one(member), statuses.feeds.traffic(member.name)
-        row, recent = sampling.row(member, replica)
-        sampled, done = sampling.sampled(member), sampling.counts(member)
+        sampled, done, recent = sampling.sampled(member), sampling.counts(member), sampling.recently(member)
         series = Series(REPLICA_SERIES, REPLICA_POINTS) if sampled is None else sampled.series
         over_s, stream = sampling.over_s(), None
         if replica.events is not None and traffic is not None:
@@ -97,14 +95,12 @@ class Dashboard:
                 "batches": traffic.batches,
                 "stored_blocks": traffic.stored,
                 "removed_blocks": traffic.removed,
-                "batches_per_s": round(recent.batches / over_s, 3),
                 "stored_per_s": round(recent.stored_blocks / over_s, 3),
                 "removed_per_s": round(recent.removed_blocks / over_s, 3),
                 "digest_checks": traffic.digests_compared,
             }
         return {
             "replica": replica if admin else for_clients(replica),
-            "row": row,
             "stream": stream,
             "counts": {
                 **{name: getattr(done, name) for name in ("requests", "errors", "prompt_tokens", "matched_tokens")},

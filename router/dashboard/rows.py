@@ -1,62 +1,18 @@
-"""The fleet at one moment: totals, and a row for each replica, of which a page shows a selection."""
+"""The fleet at one moment: totals, and its replicas, of which a page shows a selection."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from msgspec import Struct
 
 from api.errors import invalid
-from router.responses import ReplicaStatus
+from router.responses import STANDINGS, ReplicaStatus
 
 MAX_ROWS = 100
 MAX_OFFSET = 1_000_000
 LONGEST_FILTER = 100
-INEXACT = ("partial", "syncing")
-STATES = ("exact", *INEXACT, "approximate", "down", "draining")
 
 Order: TypeAlias = Literal["asc", "desc"]
-
-
-class Row(Struct):
-    """One replica, with rates and shares of the last seconds."""
-
-    name: str
-    model: str | None
-    models: int
-    engine: str
-    status: Literal["up", "down", "draining"]
-    why: str | None
-    state: str
-    inexact: str | None
-    severity: int
-    in_flight: int
-    running: int
-    waiting: int
-    queued_tokens: int
-    prefill_tokens_per_s: float
-    requests_per_s: float
-    hit_predicted: float | None
-    hit_reported: float | None
-    ttft_p50_s: float | None
-    blocks: int
-    accuracy: float
-    lag_batches: int | None
-    faults: int
-    breaker: str
-    cache_used: float | None = None  # share of its blocks
-    heard_age_s: float | None = None  # since its last status or event
-    gaps: int | None = None
-    repairs: int | None = None
-    restarts: int | None = None
-    digest_mismatches: int | None = None
-    lost_batches: int | None = None
-    trust: float = 1.0  # weight of its cached tokens
-    honesty: float = 1.0  # the same, apart from what its events explain
-    taken_names: dict[str, str] = {}  # names that it may not serve, each with the base model that has it
-    role: str | None = None
-    idle: str | None = None  # why it has nothing to do
-    generated_tokens_per_s: float = 0.0
-    token_s: float | None = None  # the mean time of an answer's token
 
 
 class Totals(Struct):
@@ -87,9 +43,8 @@ class Fleet(NamedTuple):
     at: float  # unix time
     at_s: float  # the router's time
     totals: Totals
-    states: dict[str, int]
-    rows: list[Row]
-    replicas: list[ReplicaStatus]  # the replicas of the rows
+    states: dict[str, int]  # replicas by their standing
+    replicas: list[ReplicaStatus]
 
 
 # ---- which rows
@@ -105,23 +60,24 @@ class Query(NamedTuple):
     limit: int = MAX_ROWS
 
 
-SORTS = {
-    "worst": lambda row: row.severity,  # and by name: rows that are equally well keep their places
-    "name": lambda row: row.name,
-    "queued": lambda row: row.queued_tokens,
-    "in_flight": lambda row: row.in_flight,
-    "requests": lambda row: row.requests_per_s,
-    "hits": lambda row: _known(row.hit_predicted),
-    "ttft": lambda row: _known(row.ttft_p50_s),
-    "blocks": lambda row: row.blocks,
-    "accuracy": lambda row: row.accuracy,
-    "lag": lambda row: _known(row.lag_batches),
+SORTS: dict[str, Callable[[ReplicaStatus], Any]] = {
+    "worst": lambda one: one.severity,  # and by name: rows that are equally well keep their places
+    "name": lambda one: one.name,
+    "queued": lambda one: one.load.queued_tokens,
+    "in_flight": lambda one: one.load.in_flight,
+    "requests": lambda one: _recent(one, "requests_per_s"),
+    "hits": lambda one: _recent(one, "hit_predicted"),
+    "ttft": lambda one: _recent(one, "ttft_p50_s"),
+    "blocks": lambda one: sum(one.index.blocks.values()),
+    "accuracy": lambda one: one.index.accuracy,
+    "lag": lambda one: -1 if one.events is None else one.events.lag_batches,
 }
 ORDERS: dict[str, Order] = {"asc": "asc", "desc": "desc"}
 SMALLEST_FIRST = ("name", "accuracy")  # unless the query names an order
 
 
-def _known(value: float | None) -> float:
+def _recent(replica: ReplicaStatus, name: str) -> float:
+    value = getattr(replica.recent, name, None)
     return -1.0 if value is None else value
 
 
@@ -153,18 +109,15 @@ def _number(asked: Mapping[str, str], name: str, usual: int, least: int, most: i
     return int(text)
 
 
-def select_rows(fleet: Fleet, query: Query) -> tuple[dict[str, Any], list[Row]]:
-    """The query with the number of rows `matching` it, and those in its window."""
-    rows = list(fleet.rows)
-    if query.filter in STATES:
-        rows = [row for row in rows if query.filter in (row.state, row.status)]
-    elif query.filter:
-        rows = [
-            row
-            for row in rows
-            if any(query.filter in text for text in (row.name.lower(), (row.model or "").lower(), row.engine))
-        ]
-    rows.sort(key=lambda row: row.name)  # ties in order of name
+def select_rows(fleet: Fleet, query: Query) -> tuple[dict[str, Any], list[ReplicaStatus]]:
+    """The query with the number of replicas `matching` it, and those in its window."""
+
+    def is_meant(one: ReplicaStatus) -> bool:
+        if query.filter in STANDINGS:
+            return query.filter == one.standing
+        return any(query.filter in text.lower() for text in (one.name, one.engine, *one.models))
+
+    rows = sorted((one for one in fleet.replicas if is_meant(one)), key=SORTS["name"])  # ties in order of name
     if query.sort != "name" or query.order == "desc":
         rows.sort(key=SORTS[query.sort], reverse=query.order == "desc")
     return {**query._asdict(), "matching": len(rows)}, rows[query.offset : query.offset + query.limit]

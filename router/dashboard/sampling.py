@@ -1,32 +1,28 @@
-"""Figures of the fleet and of each replica, all workers together: a point every few seconds, and frames on demand."""
+"""Counts of the fleet and of each replica, all workers together: a point every few seconds, and those since."""
 
 import asyncio
 import logging
 import math
 import struct
 import time
-from collections import Counter, deque
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from router.dashboard.doctor.index_rules import LAG_BATCHES
-from router.dashboard.rows import INEXACT, STATES, Fleet, Row, Totals
-from router.dashboard.status import Statuses
 from router.members.counts import ReplicaCounts, counts_of
-from router.members.members import Member
+from router.members.feeds import Feeds
+from router.members.members import Member, Members
 from router.placement.waiting import Waiting
 from router.proxy.request_summary import RequestCounts
-from router.responses import ReplicaStatus
 from router.workers.colleagues import Colleagues
 from router.workers.questions import FIGURES, Figures
 
 log = logging.getLogger(__name__)
 
 EVERY_S = 5.0
-DRAINS = "it drains"  # the router's reason for a replica that reports draining
 LEAST_S = 1.0  # a rate over less time means nothing
 FLEET_POINTS = 360  # half an hour
 REPLICA_POINTS = 120  # ten minutes
@@ -71,10 +67,11 @@ async def paused(many: Iterable[T], by: int = AT_A_TIME) -> AsyncIterator[T]:
             await asyncio.sleep(0)
 
 
-def rates(counts: ReplicaCounts, over_s: float, quantiles: Iterable[int] = (50,)) -> dict[str, float | None]:
-    """Return rates, shares and times of what was counted in this time."""
+def rates(counts: ReplicaCounts, over_s: float, quantiles: Iterable[int] = (50,), *, errors: int = 0) -> dict[str, Any]:
+    """Return rates, shares and times of what was counted in this time; `errors`: those at no replica."""
     return {
         "requests_per_s": round(counts.requests / over_s, 3),
+        "errors_per_s": round((counts.errors + errors) / over_s, 3),
         "prompt_tokens_per_s": round(counts.prompt_tokens / over_s, 1),
         "generated_tokens_per_s": round(counts.generated_tokens / over_s, 1),
         "token_s": counts.token_s(),
@@ -161,18 +158,13 @@ class Sampled(Struct):
         self.series.add(at_s, values)
 
 
-# The fields of a row that are those of the replica's status, of its load, and of its event stream; None: it has none.
-OF_STATUS = ("name", "engine", "why", "state", "inexact", "breaker", "trust", "honesty", "taken_names", "role")
-OF_LOAD = ("running", "waiting", "queued_tokens", "prefill_tokens_per_s")
-OF_FEED = ("lag_batches", "gaps", "repairs", "restarts", "digest_mismatches", "lost_batches")
-SUMS = ("in_flight", "running", "waiting", "queued_tokens", "blocks")  # sums over all rows
-
-
 @dataclass(eq=False)
 class Sampling:
     """Call `run` for the router's lifetime."""
 
-    statuses: Statuses
+    members: Members
+    feeds: Feeds
+    now_s: Callable[[], float]
     queue: Waiting[Any]
     requests: RequestCounts
     others: OtherWorkers
@@ -181,9 +173,8 @@ class Sampling:
         self.fleet = Series(FLEET_SERIES, FLEET_POINTS)
         self.taken = 0  # points since the start
         self.saved_tokens, self.saved_s = 0, 0.0  # by caches until the newest point, also of replicas that have left
-        self._members, self._now_s = self.statuses.members, self.statuses.now_s
-        self._before_s = self._at_s = self._now_s()
-        self._unserved_before = self._unserved = 0
+        self._before_s = self._at_s = self.now_s()
+        self.unserved_before = self._unserved = 0
         self._replicas: dict[str, Sampled] = {}
 
     async def run(self) -> None:
@@ -196,11 +187,11 @@ class Sampling:
 
     async def sample(self) -> None:
         await self.others.look()
-        at_s, now_s = time.time(), self._now_s()
+        at_s, now_s = time.time(), self.now_s()
         over_s = max(1e-3, now_s - self._at_s)
         total, in_flight, waiting, queued, up = ReplicaCounts(), 0, self.waiting(), 0.0, 0
         looked: list[tuple[Sampled, ReplicaCounts, Sequence[float | None]]] = []
-        async for member in paused(list(self._members)):
+        async for member in paused(list(self.members)):
             sampled, counts = self.sampled(member), self.counts(member)
             if sampled is None:
                 sampled = Sampled(member, ReplicaCounts(), ReplicaCounts(), Series(REPLICA_SERIES, REPLICA_POINTS))
@@ -216,11 +207,10 @@ class Sampling:
             up += candidate.unavailable is None
         unserved = self.unserved()
         values = {
-            **rates(total, over_s, (50, 90, 99)),
+            **rates(total, over_s, (50, 90, 99), errors=unserved - self._unserved),
             "in_flight": in_flight,
             "waiting": waiting,
             "queued_tokens": queued,
-            "errors_per_s": (total.errors + unserved - self._unserved) / over_s,
             "replicas_up": up,
         }
         # All or nothing: after an error above, the next point covers the longer time for every replica.
@@ -230,14 +220,14 @@ class Sampling:
         self.saved_tokens += total.cached_tokens
         self.saved_s += total.saved_s
         self._before_s, self._at_s = self._at_s, now_s
-        self._unserved_before, self._unserved = self._unserved, unserved
+        self.unserved_before, self._unserved = self._unserved, unserved
         self._replicas = {sampled.member.name: sampled for sampled, _, _ in looked}
         self.taken += 1
 
     # ---- of all workers
 
     def counts(self, member: Member) -> ReplicaCounts:
-        counts = counts_of(member, self.statuses.feeds)
+        counts = counts_of(member, self.feeds)
         counts.add(self.others.counts(member.name))
         return counts
 
@@ -260,93 +250,12 @@ class Sampling:
 
     def over_s(self) -> float:
         """The time that `recently` covers: one to two intervals."""
-        return max(LEAST_S, self._now_s() - self._before_s)
+        return max(LEAST_S, self.now_s() - self._before_s)
 
     def sampled(self, member: Member) -> Sampled | None:
         """The member at the last points; None if it joined later."""
         sampled = self._replicas.get(member.name)
         return sampled if sampled is not None and sampled.member is member else None
-
-    # ---- frames
-
-    async def look(self) -> Fleet:
-        """A frame of the whole fleet, made with pauses for requests."""
-        statuses, members = self.statuses, self._members
-        await self.others.look()
-        recent, rows, replicas = ReplicaCounts(), [], []
-        idle = statuses.idle(members)
-        async for member in paused(list(members)):
-            if member in members:  # it may have left during a pause
-                replica = statuses.of(member, idle.get(member.name))
-                row, counts = self.row(member, replica)
-                recent.add(counts)
-                rows.append(row)
-                replicas.append(replica)
-        await asyncio.sleep(0)
-        states = Counter(row.state for row in rows) + Counter(row.status for row in rows)
-        return Fleet(
-            at=round(time.time(), 3),
-            at_s=statuses.now_s(),
-            totals=self._totals(rows, recent),
-            states={state: states[state] for state in STATES},
-            rows=rows,
-            replicas=replicas,
-        )
-
-    def row(self, member: Member, replica: ReplicaStatus) -> tuple[Row, ReplicaCounts]:
-        """The replica's status with what it has done recently, all workers together."""
-        health, feed, in_flight = member.health, replica.events, self.in_flight(member)
-        recent, over_s = self.recently(member), self.over_s()
-        status: Literal["up", "down", "draining"] = "up" if replica.available else "down"
-        if status == "down" and (health.draining or health.resting == DRAINS):
-            status = "draining"
-        behind = feed is not None and feed.lag_batches >= LAG_BATCHES
-        lame = status == "draining" or replica.state in INEXACT or replica.breaker != "closed"
-        severity = int(lame or behind or recent.errors > 0)  # 2: serves no requests; 1: needs attention; 0: well
-        if status == "down" or replica.breaker == "open":
-            severity = 2
-        load, total_tokens = replica.load, (replica.load.total_blocks or 0) * member.block_size
-        cache_used = None
-        if load.empty_tokens is not None and total_tokens:
-            cache_used = round(max(0.0, 1 - load.empty_tokens / total_tokens), 4)
-        heard_age_s = replica.heard_age_s
-        if heard_age_s is None and feed is not None:
-            heard_age_s = feed.last_event_age_s
-        same: dict[str, Any] = {name: getattr(replica, name) for name in OF_STATUS}
-        same |= {name: getattr(load, name) for name in OF_LOAD}
-        same |= {name: getattr(feed, name, None) for name in OF_FEED}
-        same |= rates(recent, over_s)
-        del same["prompt_tokens_per_s"]
-        return Row(
-            **same,
-            model=member.models[0] if member.models else None,
-            models=len(member.models),
-            status=status,
-            severity=severity,
-            in_flight=in_flight,
-            blocks=sum(replica.index.blocks.values()),
-            accuracy=replica.index.accuracy,
-            faults=member.server.faults,
-            cache_used=cache_used,
-            heard_age_s=None if heard_age_s is None else round(heard_age_s, 3),
-            idle=None if recent.requests or in_flight else replica.idle,
-        ), recent
-
-    def _totals(self, rows: list[Row], recent: ReplicaCounts) -> Totals:
-        over_s = self.over_s()
-        unserved = self.unserved() - self._unserved_before
-        figures: dict[str, Any] = {name: sum(getattr(row, name) for row in rows) for name in SUMS}
-        figures |= rates(recent, over_s, (50, 90, 99))
-        return Totals(
-            **figures,
-            replicas=len(rows),
-            up=sum(row.why is None for row in rows),
-            waiting_here=self.waiting(),
-            errors_per_s=round((recent.errors + unserved) / over_s, 3),
-            index_bytes=self.statuses.placement.index.bytes_used(),
-            saved_tokens=self.saved_tokens,
-            saved_s=round(self.saved_s, 3),
-        )
 
 
 def unserved_by(counts: RequestCounts) -> int:

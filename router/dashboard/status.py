@@ -1,21 +1,30 @@
 """The router's view of its replicas, for people and for tools."""
 
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+import time
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
 from router.dashboard.idle import why_idle
+from router.dashboard.rows import Fleet, Totals
+from router.dashboard.sampling import Sampling, paused, rates
+from router.members.counts import ReplicaCounts
 from router.members.feeds import Feeds
 from router.members.members import Member, Members
 from router.placement.index import PrefixIndex
 from router.placement.placement import Placement
+from router.placement.prices import GPU
 from router.prompts.shapes import Shapes
 from router.proxy.request_summary import PastDecision
-from router.responses import FeedState, Index, Load, ReplicaStatus, Served
+from router.responses import STANDINGS, FeedState, Index, Load, Recent, ReplicaStatus, Served
 from router.tenants.admission import Admission
 
+DRAINS = "it drains"  # the router's reason for a replica that reports draining
+LAGGING_BATCHES = 8  # a few are always in flight
+SUMS = ("in_flight", "running", "waiting", "queued_tokens")
 # The place of a replica, its process and its stream; a client sees these values in their place.
 FOR_ADMINISTRATORS: dict[str, Any] = {
     "url": "",
@@ -31,35 +40,78 @@ def for_clients(status: ReplicaStatus) -> ReplicaStatus:
     return msgspec.structs.replace(status, **FOR_ADMINISTRATORS)
 
 
-class Statuses(NamedTuple):
-    """Says how replicas are, as far as this worker knows."""
+@dataclass(eq=False)
+class Statuses:
+    """Says how replicas are, as far as this worker knows; their rates are those of all workers."""
 
     members: Members
     feeds: Feeds
     placement: Placement
     admission: Admission
     decisions: deque[PastDecision]
-    now_s: Callable[[], float]
-
-    def all(self, members: Sequence[Member]) -> list[ReplicaStatus]:
-        idle = self.idle(members)
-        return [self.of(member, idle.get(member.name)) for member in members]
+    sampling: Sampling
 
     def one(self, member: Member) -> ReplicaStatus:
-        return self.all([member])[0]
+        return self._of(member, self.sampling.recently(member), self._idle([member]).get(member.name))
 
-    def idle(self, members: Iterable[Member]) -> dict[str, str]:
+    async def all(self, total: ReplicaCounts | None = None) -> list[ReplicaStatus]:
+        """The status of each replica, made with pauses for requests; `total` gets what all have done recently."""
+        await self.sampling.others.look()
+        idle, found = self._idle(self.members), []
+        async for member in paused(list(self.members)):
+            if member in self.members:  # it may have left during a pause
+                recent = self.sampling.recently(member)
+                if total is not None:
+                    total.add(recent)
+                found.append(self._of(member, recent, idle.get(member.name)))
+        return found
+
+    async def fleet(self) -> Fleet:
+        recent, sampling = ReplicaCounts(), self.sampling
+        replicas = await self.all(recent)
+        standings = Counter(one.standing for one in replicas)
+        unserved = sampling.unserved() - sampling.unserved_before
+        totals = Totals(
+            replicas=len(replicas),
+            up=sum(one.available for one in replicas),
+            waiting_here=sampling.waiting(),
+            blocks=sum(sum(one.index.blocks.values()) for one in replicas),
+            index_bytes=self.placement.index.bytes_used(),
+            saved_tokens=sampling.saved_tokens,
+            saved_s=round(sampling.saved_s, 3),
+            **{name: sum(getattr(one.load, name) for one in replicas) for name in SUMS},
+            **rates(recent, sampling.over_s(), (50, 90, 99), errors=unserved),
+        )
+        states = {standing: standings[standing] for standing in STANDINGS}
+        return Fleet(round(time.time(), 3), sampling.now_s(), totals, states, replicas)
+
+    def _idle(self, members: Iterable[Member]) -> dict[str, str]:
         """Why members have nothing to do, by name; nothing if no decisions are remembered."""
         if not self.decisions.maxlen:
             return {}
         return why_idle(members, (past.decision for past in reversed(self.decisions)))
 
-    def of(self, member: Member, idle: str | None) -> ReplicaStatus:
+    def _of(self, member: Member, recent: ReplicaCounts, idle: str | None) -> ReplicaStatus:
         """`idle`: why it has nothing to do."""
-        candidate, spec, tallies = member.candidate, member.spec, member.tallies.values()
-        feed = self.feeds.state(member.name)
-        index = self.index_of(feed)
+        candidate, spec, health, tallies = member.candidate, member.spec, member.health, member.tallies.values()
+        feed, sampling = self.feeds.state(member.name), self.sampling
+        index, in_flight, over_s = self.index_of(feed), sampling.in_flight(member), sampling.over_s()
         isolation = ("by salt" if member.profile.separates_salts else "unknown") if self.admission.has_salts else None
+        standing = state = member.index_state(feed)
+        if candidate.unavailable is not None:
+            standing = "draining" if health.draining or health.resting == DRAINS else "down"
+        elif state != "syncing" and feed is not None and feed.lag_batches >= LAGGING_BATCHES:
+            standing = "lagging"
+        severity = int(standing not in ("approximate", "exact") or health.breaker != "closed" or recent.errors > 0)
+        blocks, all_blocks, cache_used = index.blocks(member.slot), member.load.total_blocks, None
+        if all_blocks:
+            used = blocks.get(GPU, 0) / all_blocks
+            if candidate.empty_tokens is not None and member.block_size:
+                used = 1 - candidate.empty_tokens / (all_blocks * member.block_size)
+            cache_used = round(min(1.0, max(0.0, used)), 4)
+        heard_age_s = health.heard_age_s(sampling.now_s())
+        if heard_age_s is None and feed is not None:
+            heard_age_s = feed.last_event_age_s
         return ReplicaStatus(
             name=member.name,
             url=spec.url,
@@ -67,7 +119,7 @@ class Statuses(NamedTuple):
             models=list(filter(member.serves, member.models)),
             available=candidate.unavailable is None,
             why=candidate.unavailable,
-            state=member.index_state(feed),
+            state=state,
             inexact=member.why_no_events or None if feed is None else feed.reason,
             trust=round(member.trust, 3),
             tokenizer=member.server.verified,
@@ -75,24 +127,24 @@ class Statuses(NamedTuple):
             block_size=member.block_size or None,
             max_model_len=spec.max_model_len,
             incarnation=member.incarnation,
-            breaker=member.health.breaker,
+            breaker=health.breaker,
             slowness=round(candidate.slowness, 3),
             load=Load(
                 queued_tokens=round(candidate.queued_tokens),
                 running=candidate.running,
                 waiting=candidate.waiting,
-                in_flight=candidate.in_flight,
+                in_flight=in_flight,
                 prefill_tokens_per_s=round(candidate.prefill_tokens_per_s, 1),
                 empty_tokens=candidate.empty_tokens,
-                total_blocks=member.load.total_blocks or None,
+                total_blocks=all_blocks or None,
             ),
             index=Index(
-                index.blocks(member.slot),
+                blocks,
                 round(member.accuracy.recent, 5),
                 index.prompt_blocks(member.slot),
             ),
             events=feed,
-            heard_age_s=member.health.heard_age_s(self.now_s()),
+            heard_age_s=None if heard_age_s is None else round(heard_age_s, 3),
             served=Served(
                 requests=sum(sum(tally.statuses.values()) for tally in tallies),
                 prompt_tokens=sum(tally.prompt_tokens for tally in tallies),
@@ -102,10 +154,15 @@ class Statuses(NamedTuple):
                 streaming_s=round(member.output.streaming_s, 6),
             ),
             rank=member.rank,
-            role=member.spec.role,
-            idle=idle,
+            role=spec.role,
+            idle=None if recent.requests or in_flight else idle,
             honesty=round(member.accuracy.honesty, 3),
             taken_names=member.taken_names,
+            standing=standing,
+            severity=2 if standing == "down" or health.breaker == "open" else severity,
+            faults=member.server.faults,
+            cache_used=cache_used,
+            recent=Recent(**rates(recent, over_s), batches_per_s=round(recent.batches / over_s, 3)),
         )
 
     def index_of(self, feed: FeedState | None) -> PrefixIndex:

@@ -113,12 +113,12 @@ class RouterGate:
 def dashboard_of(router: Router, colleagues: Colleagues | None = None) -> Dashboard:
     """A dashboard, which shows nothing of the past until it runs."""
     members, feeds, placement, history = router.members, router.feeds, router.placement, router.history
-    statuses = Statuses(members, feeds, placement, router.admission, history.decisions, router.now_s)
-    sampling = Sampling(statuses, router.waiting, history.counts, OtherWorkers(colleagues))
+    sampling = Sampling(members, feeds, router.now_s, router.waiting, history.counts, OtherWorkers(colleagues))
+    statuses = Statuses(members, feeds, placement, router.admission, history.decisions, sampling)
     alerts = Alerts(router.config.policy, members, feeds, placement.index, history)
     prefixes = SharedPrefixes(members, placement, history, colleagues, router.now_s, router.config.shows_texts)
-    broadcast = Broadcast(router.config, router.lifecycle, router.admission, colleagues, sampling, alerts)
-    return Dashboard(statuses, sampling, prefixes, broadcast)
+    broadcast = Broadcast(router.config, router.lifecycle, router.admission, colleagues, statuses, alerts)
+    return Dashboard(statuses, prefixes, broadcast)
 
 
 def printed_by(router: Router, links: Links | None = None) -> Printed:

@@ -130,7 +130,7 @@ class Endpoints:
     # ---- replicas
 
     async def replicas(self, request: Request) -> Response:
-        statuses = self._statuses.all(list(self._members))
+        statuses = await self._statuses.all()
         if not request.state.admitted.admin:
             statuses = [for_clients(each) for each in statuses]
         return json_response({"replicas": statuses})
@@ -281,7 +281,7 @@ class Endpoints:
         return self.board.feed(query_of(request.query_params), request.state.admitted)
 
     async def dashboard_replica(self, request: Request) -> Response:
-        await self.board.sampling.others.look()
+        await self._statuses.sampling.others.look()
         return json_response(self.board.replica(self._member(request), admin=request.state.admitted.admin))
 
 

@@ -141,7 +141,7 @@ class Front:
         self._tasks = [
             asyncio.create_task(self.discovery.run(self._apply)),
             asyncio.create_task(self.upkeep.tick()),
-            asyncio.create_task(self.dashboard.sampling.run()),
+            asyncio.create_task(self.dashboard.statuses.sampling.run()),
         ]
         if self._watched_keys is not None:
             self._tasks.append(asyncio.create_task(self._watched_keys.run(self.router.admission.use)))

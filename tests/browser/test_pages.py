@@ -295,7 +295,7 @@ def test_replica_that_leaves_is_greyed_and_has_no_buttons(page: Visit) -> None:
             route.fulfill(status=404, json={"error": {"message": "there is no replica named 'r0'", "code": None}})
             return
         found = route.fetch().json()
-        found["row"]["cache_used"] = None  # not every engine reports it
+        found["replica"]["cache_used"] = None  # not every engine reports it
         route.fulfill(json=found)
 
     page.page.route("**/dashboard/replicas/r0", told)

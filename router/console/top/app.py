@@ -32,12 +32,10 @@ PLAIN = {"\t": "tab", "\r": "enter", "\n": "enter", "\x7f": "backspace", "\x1b":
 _KEY = re.compile(r"\x1b[\[O]([\d;]*[^\d;])|(.)", re.DOTALL)
 
 
-def once(router_url: str, admin_key: str | None, interval_s: float, file: TextIO) -> None:
-    """Poll twice, for the rates in between, and print; raise ClickException if the router does not answer."""
+def once(router_url: str, admin_key: str | None, file: TextIO) -> None:
+    """Poll and print; raise ClickException if the router does not answer."""
     with Client(router_url, admin_key, ROUTER, TIMEOUT_S) as client:
-        poller = Poller(client, interval_s)
-        poller.require()
-        time.sleep(interval_s)
+        poller = Poller(client, 0.0)
         seen = poller.require()
     screen, console = Screen(poller), plain_console(file)
     screen.show(seen)

@@ -10,9 +10,8 @@ import msgspec
 from events.tool.words import printable
 from router.console.explain import told_portions
 from router.console.formatting import count, duration
-from router.console.prefixes import text_of
 from router.console.table import Line
-from router.console.top.tables import DIM, STYLES, Row, clock, reason_for, reason_of, saved_tokens, state_of
+from router.console.top.tables import DIM, STYLES, Row, clock, reason_for, reason_of, saved_tokens, state_of, text_of
 from router.prompts.prefixes.tree import Prefix
 from router.responses import DecisionRecord, ReplicaStatus
 
@@ -24,9 +23,9 @@ def details_of(row: Row[Any], width: int) -> list[Line]:
     match row.of:
         case ReplicaStatus() as replica:
             reason, state = printable(reason_of(replica)), state_of(replica)
-            first = [(printable(replica.name), "bold"), ("  ", ""), (state, STYLES[state])]
+            first = [(printable(replica.name), "bold"), ("  ", ""), (state, STYLES.get(state, ""))]
             first.append((f": {reason}" if reason else "", ""))
-            return [first, *_fields(fields | {"recently": row.recent._asdict() | {"risen": None}})]
+            return [first, *_fields(fields)]
         case DecisionRecord() as decision:
             first = [(printable(decision.chosen or "nobody"), "bold"), (f": {printable(reason_for(decision))}", "")]
             told = {"ts": clock(decision.ts), "portions": told_portions(decision.portions)}

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from threading import Event
 from types import MappingProxyType
@@ -13,10 +14,9 @@ import click
 from events.tool.words import printable
 from router.console import asking
 from router.console.asking import Client, Refused, Unreachable
-from router.console.top.history import NOTHING, History, Recent
 from router.console.top.tables import Row, prefix_rows, replica_rows
 from router.prompts.prefixes.tree import Prefix, Shared
-from router.responses import DecisionList, DecisionRecord, ReplicaList, ReplicaStatus
+from router.responses import DecisionList, DecisionRecord, FeedState, ReplicaList, ReplicaStatus
 
 REPLICAS, PREFIXES, DECISIONS = "/replicas", "/prefixes", "/decisions"
 TIMEOUT_S = 10.0  # a router that takes longer hangs
@@ -25,6 +25,7 @@ ROUTER = asking.ROUTER._replace(key=f"see {KEY_HINT}")
 PREFIXES_EVERY_S, EARLY_S = 3.0, 0.5  # the router builds a tree for each answer, and the tree changes slowly
 MAX_PREFIXES = 200
 MAX_CANDIDATES = 20_000  # the limit for one answer: each decision names every replica of its model
+RISEN_S = 15.0  # a counter that rose is marked for so long
 FEWEST_DECISIONS, MAX_DECISIONS = 20, 200
 
 POLLING_SHARE = 0.1  # the largest share of the time: a router that answers slowly is asked less often
@@ -38,7 +39,6 @@ class Seen(NamedTuple):
     replicas: Sequence[Row[ReplicaStatus]] = ()
     prefixes: Sequence[Row[Prefix]] = ()
     decisions: Sequence[Row[DecisionRecord]] = ()
-    total: Recent = NOTHING
     at_s: float | None = None  # the time of the list of replicas
     refused: Mapping[str, str] = MappingProxyType({})  # reason by path
     silence: str | None = None  # why there is no answer
@@ -58,7 +58,7 @@ class Poller:
         self.ended = False
         self.due = Event()  # set to poll at once
         self._interval_s = interval_s
-        self._history = History()
+        self._streams: deque[tuple[float, dict[str, FeedState | None]]] = deque()  # of the last seconds
         self._next_s = dict.fromkeys((REPLICAS, DECISIONS, PREFIXES), -math.inf)
 
     def run(self) -> None:
@@ -108,9 +108,10 @@ class Poller:
         get = self.client.get
         if path == REPLICAS:
             replicas, now_s = get(path, ReplicaList).replicas, self.clock()
-            self._history.add(replicas, now_s)
-            rows = replica_rows(replicas, self._history)
-            return seen._replace(replicas=rows, total=self._history.recent(*(row.key for row in rows)), at_s=now_s)
+            self._streams.append((now_s, {one.name: one.events for one in replicas}))
+            while len(self._streams) > 2 and self._streams[1][0] <= now_s - RISEN_S:
+                self._streams.popleft()
+            return seen._replace(replicas=replica_rows(replicas, self._streams[0][1]), at_s=now_s)
         if path == PREFIXES:
             return seen._replace(prefixes=prefix_rows(get(f"{path}?limit={MAX_PREFIXES}", Shared).prefixes))
         limit = min(MAX_DECISIONS, max(FEWEST_DECISIONS, MAX_CANDIDATES // max(1, len(seen.replicas))))

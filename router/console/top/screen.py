@@ -11,9 +11,10 @@ from router.console.table import Line, Table
 from router.console.top import tables
 from router.console.top.details import details_of
 from router.console.top.poller import DECISIONS, KEY_HINT, PREFIXES, REPLICAS, Poller, Seen
-from router.console.top.tables import BAD, DIM, DRAINING, STATES, STYLES, Row, state_of
-from router.responses import ReplicaStatus
+from router.console.top.tables import BAD, DIM, STYLES, Row, state_of
+from router.responses import STANDINGS, Recent, ReplicaStatus
 
+DRAINING = "draining"  # the router's reason if an operator has said so
 STALE = "bold black on yellow"
 TITLE = " bold on #3a3a3a"
 PATHS = {"replicas": REPLICAS, "events": REPLICAS, "prefixes": PREFIXES, "decisions": DECISIONS}  # the tables' paths
@@ -51,8 +52,8 @@ HELP = """\
  d        drain the replica, or let it serve again
  q        quit                    ?  this help
 
- Rates are those of the last 15 seconds. Red: a counter that rose in
- them, a late heartbeat, fewer cached tokens than predicted.
+ Rates are those of the last 5 to 10 seconds. Red: a counter that rose
+ in 15, a late heartbeat, fewer cached tokens than predicted.
 """
 
 
@@ -147,7 +148,7 @@ class Screen:
         if self._question is not None:
             name = printable(self._question.key)
             asked = f"Drain {name}? It gets no new requests, and keeps its cache."
-            if self._question.of.why == DRAINING[0]:
+            if self._question.of.why == DRAINING:
                 asked = f"Let {name} have requests again?"
             return [[(text, "bold")] for text in textwrap.wrap(f"{asked}  y yes, n no", max(1, width))]
         if self._said:
@@ -169,7 +170,7 @@ class Screen:
         if self._question is not None:
             row, self._question = self._question, None
             if key in ("y", "Y"):
-                self._said = self._poller.drain(row.key, undo=row.of.why == DRAINING[0])
+                self._said = self._poller.drain(row.key, undo=row.of.why == DRAINING)
         elif self._typing:
             self._type(key)
         elif key == "q":
@@ -250,17 +251,17 @@ def heading(seen: Seen, now_s: float) -> list[Line]:
     first: Line = [(f" {stale_text(seen, now_s)} ", STALE), ("  ", "")] if seen.is_stale else []
     first += [(printable(seen.url), "bold"), (f"  {count(len(replicas), 'replica')}", "")]
     found = Counter(map(state_of, replicas))
-    for place, state in enumerate(state for state in reversed(STATES) if found[state]):
-        first += [(", " if place else ": ", ""), (f"{found[state]:,} {state}", STYLES[state])]
+    for place, state in enumerate(state for state in reversed(STANDINGS) if found[state]):
+        first += [(", " if place else ": ", ""), (f"{found[state]:,} {state}", STYLES.get(state, ""))]
 
     begun_s = [row.of.ttft_s for row in seen.decisions if row.of.ttft_s is not None]
-    rates = seen.total
+    recent = [one.recent for one in replicas if one.recent is not None]
     work = {
-        "req/s": rate(rates.requests),
-        "tokens/s": rate(rates.generated_tokens),
-        "each": duration(rates.token_s),
-        "prompt/s": rate(rates.prompt_tokens),
-        "hits": percent(rates.hit),
+        "req/s": rate(total(recent, "requests_per_s")),
+        "tokens/s": rate(total(recent, "generated_tokens_per_s")),
+        "each": duration(mean(recent, "token_s", "generated_tokens_per_s")),
+        "prompt/s": rate(total(recent, "prompt_tokens_per_s")),
+        "hits": percent(mean(recent, "hit_predicted", "prompt_tokens_per_s")),
         "TTFT": duration(sum(begun_s) / len(begun_s) if begun_s else None),
         "open": short(sum(one.load.in_flight for one in replicas)),
         "waiting": short(sum(one.load.waiting for one in replicas)),
@@ -268,11 +269,22 @@ def heading(seen: Seen, now_s: float) -> list[Line]:
     streams = [one.events for one in replicas if one.events is not None]
     events: Line = [("no event streams" if replicas else "", DIM)]
     if streams:
-        alarming = rates.risen - {"repairs"}  # these mend
+        risen: frozenset[str] = frozenset().union(*(row.risen for row in seen.replicas))
+        alarming = risen - {"repairs"}  # these mend
         sums = ((name, field, sum(getattr(one, field) for one in streams)) for name, field in EVENTS.items())
         figures = ((name, f"{number:,}", BAD if field in alarming else "bold") for name, field, number in sums)
-        events = joined([("events", f"{rate(rates.batches)}/s", "bold"), *figures])
+        events = joined([("events", f"{rate(total(recent, 'batches_per_s'))}/s", "bold"), *figures])
     return [first, joined((name, figure, "bold") for name, figure in work.items()), events]
+
+
+def total(recent: Sequence[Recent], name: str) -> float | None:
+    return sum(getattr(one, name) for one in recent) if recent else None
+
+
+def mean(recent: Sequence[Recent], name: str, weight: str) -> float | None:
+    known = [(getattr(one, name), getattr(one, weight)) for one in recent if getattr(one, name) is not None]
+    whole = sum(weight for _, weight in known)
+    return sum(value * weight for value, weight in known) / whole if whole else None
 
 
 def stale_text(seen: Seen, now_s: float) -> str:

@@ -1,29 +1,27 @@
 """The rows of the tables and their columns, the state of a replica, and the reason of a decision in words."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from events.tool.words import printable
 from router.console.formatting import NONE, Column, ago, bar, count_of, duration, natural, percent, rate, short
-from router.console.prefixes import BRANCH, DEEPEST, holders, text_of
 from router.console.table import Table
-from router.console.top.history import NOTHING, History, Recent
 from router.prompts.prefixes.tree import Prefix
-from router.responses import DecisionRecord, ReplicaStatus
+from router.responses import STANDINGS, DecisionRecord, FeedState, ReplicaStatus
 
-LAGGING_BATCHES = 8  # a few are always in flight
-STYLES = {  # the states' styles, the worst first
+STYLES = {
     "down": "bold red",
     "draining": "cyan",
+    "syncing": "bold yellow",
     "lagging": "bold yellow",
     "partial": "yellow",
-    "approximate": "",
     "exact": "green",
 }
-STATES = tuple(STYLES)
-DRAINING = ("draining", "it drains")  # an operator has said so, or the replica itself
+COUNTERS = ("gaps", "lost_batches", "repairs", "restarts", "digest_mismatches", "reconnects")  # of event streams
+BRANCH, DEEPEST = "  ", 8  # levels that are indented: a long conversation has one for each of its turns
+NAMED = 3  # replicas; of more the number is said
 BY_POLICY = {"round-robin": "its turn", "random": "at random", "least-loaded": "least loaded"}
 BAD, DIM, WARM = "bold red", "dim", "dark_orange"
 BAR = 4  # columns
@@ -37,7 +35,7 @@ class Row(NamedTuple, Generic[T]):
 
     key: str  # the cursor follows it
     of: T
-    recent: Recent = NOTHING  # a replica's figures
+    risen: frozenset[str] = frozenset()  # counters of a replica's event stream
     above: tuple[T, ...] = ()  # the prefixes above one in the tree
 
 
@@ -62,17 +60,22 @@ words = partial(Column, form=printable, right=False)
 # ---- replicas
 
 
-def replica_rows(replicas: Sequence[ReplicaStatus], history: History) -> list[Row[ReplicaStatus]]:
-    rows = (Row(one.name, one, history.recent(one.name)) for one in replicas)
-    return sorted(rows, key=lambda row: natural(row.key))
+def replica_rows(replicas: Sequence[ReplicaStatus], before: Mapping[str, FeedState | None]) -> list[Row[ReplicaStatus]]:
+    """`before`: the event streams some seconds ago."""
+
+    def risen(one: ReplicaStatus) -> frozenset[str]:
+        then = before.get(one.name)
+        if one.events is None or then is None:
+            return frozenset()
+        return frozenset(name for name in COUNTERS if getattr(one.events, name) > getattr(then, name))
+
+    return sorted((Row(one.name, one, risen(one)) for one in replicas), key=lambda row: natural(row.key))
 
 
 def state_of(replica: ReplicaStatus) -> str:
-    if not replica.available:
-        return "draining" if replica.why in DRAINING else "down"
-    if replica.state == "syncing" or (replica.events is not None and replica.events.lag_batches >= LAGGING_BATCHES):
-        return "lagging"
-    return replica.state if replica.state in STATES else "approximate"
+    """Its standing; an older router tells only the state of its index."""
+    standing = replica.standing or (replica.state if replica.available else "down")
+    return standing if standing in STANDINGS else "approximate"
 
 
 def reason_of(replica: ReplicaStatus) -> str:
@@ -92,10 +95,14 @@ def filled(share: float | None) -> str:
     return NONE if share is None else f"{bar(share, BAR)} {percent(share):>4}"
 
 
-def cache_share(replica: ReplicaStatus) -> float | None:
-    """The cache's used share; None: its size is unknown."""
-    total = replica.load.total_blocks
-    return min(1.0, replica.index.blocks.get("GPU", 0) / total) if total else None
+def prefilled_per_s(replica: ReplicaStatus) -> float | None:
+    """The prompt tokens that were predicted not to be cached."""
+    recent = replica.recent
+    return None if recent is None else recent.prompt_tokens_per_s * (1 - (recent.hit_predicted or 0.0))
+
+
+def heard_style(row: Row[ReplicaStatus]) -> str:
+    return BAD if row.of.engine == "warmroute" and (row.of.heard_age_s or 0.0) > LATE_S else ""
 
 
 def counter(title: str, width: int, field: str, drop_order: int = 0) -> Column[Row[ReplicaStatus]]:
@@ -103,28 +110,28 @@ def counter(title: str, width: int, field: str, drop_order: int = 0) -> Column[R
     value = at(f"of.events.{field}")
 
     def style(row: Row[ReplicaStatus]) -> str:
-        return BAD if field in row.recent.risen else DIM if (value(row) or 0) <= 0 else ""
+        return BAD if field in row.risen else DIM if (value(row) or 0) <= 0 else ""
 
     return number(title, value, count_of, width, drop_order, style)
 
 
 FIGURES: tuple[Column[Row[ReplicaStatus]], ...] = (
-    number("cache", lambda row: cache_share(row.of), filled, BAR + 5, style=lambda _: WARM),
+    number("cache", at("of.cache_used"), filled, BAR + 5, style=lambda _: WARM),
     number("tokens", lambda row: cached_tokens(row.of), short, 6, 12),
-    number("hits", at("recent.hit"), percent, 4),
+    number("hits", at("of.recent.hit_predicted"), percent, 4),
     number("queued", at("of.load.queued_tokens"), short, 6),
     number("run", at("of.load.running"), short, 4),
     number("wait", at("of.load.waiting"), short, 4, 4),
-    number("req/s", at("recent.requests"), rate, 5, 1),
-    number("tokens/s", at("recent.generated_tokens"), rate, 8, 1),
-    number("each", at("recent.token_s"), duration, 6, 5),
-    number("prefill/s", at("recent.prefill_tokens"), rate, 9, 3),
+    number("req/s", at("of.recent.requests_per_s"), rate, 5, 1),
+    number("tokens/s", at("of.recent.generated_tokens_per_s"), rate, 8, 1),
+    number("each", at("of.recent.token_s"), duration, 6, 5),
+    number("prefill/s", lambda row: prefilled_per_s(row.of), rate, 9, 3),
     number("can/s", lambda row: row.of.load.prefill_tokens_per_s or None, short, 5, 11),
-    number("heard", at("of.heard_age_s"), ago, 5, 2, lambda row: BAD * ((row.of.heard_age_s or 0.0) > LATE_S)),
+    number("heard", at("of.heard_age_s"), ago, 5, 2, heard_style),
 )
 STREAMS: tuple[Column[Row[ReplicaStatus]], ...] = (
     counter("batch", 7, "seq", 6),
-    number("batch/s", lambda row: None if row.of.events is None else row.recent.batches, rate, 7, 3),
+    number("batch/s", lambda row: row.of.events and at("of.recent.batches_per_s")(row), rate, 7, 3),
     Column("last", at("of.events.last_event_age_s"), ago, 5, 2),
     counter("lag", 4, "lag_batches"),
     counter("gaps", 4, "gaps"),
@@ -143,17 +150,17 @@ def replica_table(columns: Sequence[Column[Row[ReplicaStatus]]]) -> Table[Row[Re
         return " ".join([one.name, state_of(one), one.engine, one.url, *one.models, reason_of(one)])
 
     def place(row: Row[ReplicaStatus]) -> int:
-        return STATES.index(state_of(row.of))
+        return STANDINGS.index(state_of(row.of))
 
     def has_reasons(rows: Sequence[Row[ReplicaStatus]]) -> bool:
         return any(reason_of(row.of) for row in rows)
 
     def style(row: Row[ReplicaStatus]) -> str:
-        return STYLES[state_of(row.of)]
+        return STYLES.get(state_of(row.of), "")
 
     all_columns: tuple[Column[Row[ReplicaStatus]], ...] = (
         name("replica", lambda row: row.of.name, style=lambda row: "" if row.of.available else DIM),
-        Column("state", place, STATES.__getitem__, 9, style=style, right=False, fit=True),
+        Column("state", place, STANDINGS.__getitem__, 9, style=style, right=False, fit=True),
         *columns,
         words("why", lambda row: reason_of(row.of), drop_order=20, is_shown=has_reasons),
     )
@@ -174,6 +181,20 @@ def prefix_rows(prefixes: Sequence[Prefix]) -> list[Row[Prefix]]:
     return list(rows(prefixes, (), ""))
 
 
+def holders(prefix: Prefix) -> str:
+    """The replicas that hold it, and for how long they give it up last."""
+    if not prefix.held_by:
+        return "nobody"
+    named = ", ".join(printable(prefix.named(name)) for name in prefix.replicas[:NAMED])
+    more = prefix.held_by - min(NAMED, len(prefix.replicas))
+    kept = "" if prefix.retained_s is None else f", kept {ago(prefix.retained_s)}"
+    return named + (f" and {more:,} more" if more else "") + kept
+
+
+def text_of(prefix: Prefix) -> str:
+    return printable(" ".join((prefix.text or "").split()))
+
+
 def saved_tokens(prefix: Prefix) -> int:
     """Prompt tokens that a cache saves: all prompts but the first can reuse the prefix."""
     return prefix.tokens * (prefix.prompts - 1)
@@ -189,7 +210,7 @@ MODEL: Column[Row[Any]] = words(
 )
 
 
-def prefix_table() -> Table[Row[Prefix]]:
+def prefix_table(sorted_by: str = "saves") -> Table[Row[Prefix]]:
     """Hot prefixes, the largest saving first; unsorted they are a tree."""
     tokens: Column[Row[Prefix]] = number(
         "prefix tokens",
@@ -209,9 +230,9 @@ def prefix_table() -> Table[Row[Prefix]]:
         Column("last", at("of.idle_s"), ago, 5, 1),
         words("held by", lambda row: holders(row.of), width=8, drop_order=2, fit=True),
         MODEL,
-        words("text", lambda row: text_of(row.of)),
+        words("text", lambda row: text_of(row.of), is_shown=lambda rows: any(row.of.text for row in rows)),
     )
-    return Table(columns, KEY, lambda row: " ".join([row.of.model, row.of.text or "", *row.of.replicas]), "saves")
+    return Table(columns, KEY, lambda row: " ".join([row.of.model, row.of.text or "", *row.of.replicas]), sorted_by)
 
 
 # ---- decisions

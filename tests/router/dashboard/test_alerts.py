@@ -133,14 +133,14 @@ async def test_the_figures_are_those_that_the_doctor_reads_over_http() -> None:
         judging = alerts_of(running)
         await ask(running, 5)
         before = await asyncio.to_thread(looked, running.port)
-        fleet = await running.front.dashboard.broadcast.sampling.look()
+        fleet = await running.front.dashboard.statuses.fleet()
         first = await judging._look(fleet)
         await ask(running, 20)
         await ask(running, 5, chat("salted " * 100, cache_salt="pepper"))
         running.member("r0").health.drain()
         running.router.history.counts.refused["queue_full"] += 7
         after = await asyncio.to_thread(looked, running.port)
-        fleet = await running.front.dashboard.broadcast.sampling.look()
+        fleet = await running.front.dashboard.statuses.fleet()
         ours = await judging.figures(first, await judging._look(fleet))
         theirs = figures_of(before, [], after)
         assert len(ours.replicas) == 3

@@ -44,9 +44,9 @@ async def routed(running: Served, *bodies: dict[str, Any], **headers: str) -> No
 async def test_a_replica_is_told_with_what_it_has_done_and_its_past() -> None:
     async with served(*Script(says(GOOD)).replicas(2)) as running:
         await routed(running, *[chat("a prompt " * 100)] * 4)
-        await running.front.dashboard.sampling.sample()
+        await running.front.dashboard.statuses.sampling.sample()
         page = await page_of(running)
-        assert page["replica"]["name"] == page["row"]["name"] == "r0"
+        assert page["replica"]["name"] == "r0"
         assert (page["counts"]["requests"], page["counts"]["errors"]) == (2, 0)
         assert page["counts"]["prompt_tokens"] > 100
         assert page["stream"] is None  # it sends no events
@@ -76,7 +76,7 @@ async def test_answers_that_report_nothing_make_no_hit_rate_smaller() -> None:
             first.prompt_tokens,
             4 * first.prompt_tokens,
         )
-        assert (await page_of(running))["row"]["hit_reported"] == round(16 / first.prompt_tokens, 4)
+        assert (await page_of(running))["replica"]["recent"]["hit_reported"] == round(16 / first.prompt_tokens, 4)
 
 
 async def test_one_that_has_just_come_has_no_past() -> None:

@@ -4,29 +4,38 @@ import pytest
 from msgspec.structs import replace
 
 from api.errors import ApiError
-from router.dashboard.rows import Fleet, Query, Row, Totals, query_of, select_rows
+from router.dashboard.rows import Fleet, Query, Totals, query_of, select_rows
+from router.responses import FeedState, Index, Load, Recent, ReplicaStatus
 
-QUIET = Row(
-    name="r0", model="m", models=1, engine="warmroute", status="up", why=None, state="exact", inexact=None, severity=0,
-    in_flight=0, running=0, waiting=0, queued_tokens=0, prefill_tokens_per_s=0.0, requests_per_s=0.0,
-    hit_predicted=None, hit_reported=None, ttft_p50_s=None, blocks=0, accuracy=1.0, lag_batches=0, faults=0,
-    breaker="closed",
-)  # fmt: skip
+QUIET = ReplicaStatus("r0", models=["m"], engine="warmroute", standing="exact", events=FeedState(), recent=Recent())
 TOTALS = Totals(*[0] * len(Totals.__struct_fields__))
 
 
-def fleet(*rows: Row) -> Fleet:
-    return Fleet(0.0, 0.0, TOTALS, {}, list(rows), [])
+def fleet(*replicas: ReplicaStatus) -> Fleet:
+    return Fleet(0.0, 0.0, TOTALS, {}, list(replicas))
 
 
-def names(rows: list[Row]) -> list[str]:
+def names(rows: list[ReplicaStatus]) -> list[str]:
     return [row.name for row in rows]
 
 
-WELL = replace(QUIET, name="well", queued_tokens=900, hit_predicted=0.5, requests_per_s=3.0, blocks=7)
-DOWN = replace(QUIET, name="down", status="down", why="connection refused", severity=2)
+WELL = replace(
+    QUIET,
+    name="well",
+    load=Load(queued_tokens=900),
+    recent=Recent(requests_per_s=3.0, hit_predicted=0.5),
+    index=Index({"GPU": 7}),
+)
+DOWN = replace(QUIET, name="down", standing="down", severity=2)
 LATE = replace(
-    QUIET, name="late", engine="vllm", model="Other", state="partial", severity=1, lag_batches=5, accuracy=0.9
+    QUIET,
+    name="late",
+    engine="vllm",
+    models=["Other"],
+    standing="partial",
+    severity=1,
+    events=FeedState(lag_batches=5),
+    index=Index(accuracy=0.9),
 )
 FLEET = fleet(WELL, DOWN, LATE)
 
@@ -57,7 +66,7 @@ def test_each_column_has_an_order_of_its_own(sort: str, first: str) -> None:
 @pytest.mark.parametrize(
     ("wanted", "found"),
     [("WELL", ["well"]), ("other", ["late"]), ("vllm", ["late"]), ("down", ["down"]), ("partial", ["late"]),
-     ("exact", ["down", "well"]), ("draining", []), ("  ", ["down", "late", "well"]), ("nobody", [])],
+     ("exact", ["well"]), ("draining", []), ("  ", ["down", "late", "well"]), ("nobody", [])],
 )  # fmt: skip
 def test_a_filter_names_a_state_or_a_part_of_a_name(wanted: str, found: list[str]) -> None:
     shown, rows = select_rows(FLEET, query_of({"filter": wanted, "sort": "name"}))

@@ -57,15 +57,15 @@ export class Flow {
     const before = this._lanes;
     this._lanes = new Map();
     for (const row of busiest) {
-      const warm = row.hit_reported === null ? "" : `, ${share(row.hit_reported)} warm`;
-      const words = row.status === "up" ? `${perSecond(row.requests_per_s)}${warm}` : row.status;
-      this._lane(before, row, words);
+      const { hit_reported: hits, requests_per_s: rate } = row.recent;
+      const warm = hits === null ? "" : `, ${share(hits)} warm`;
+      this._lane(before, row, row.available ? `${perSecond(rate)}${warm}` : row.standing);
     }
     const others = totals.replicas - busiest.length;
-    const rest = (name) => Math.max(0, busiest.reduce((sum, row) => sum - row[name], totals[name]));
     if (others > 0) {
-      const row = { name: OTHERS, status: "up", in_flight: rest("in_flight") };
-      this._lane(before, row, perSecond(rest("requests_per_s")), `${whole(others)} others`);
+      const rest = (part, name) => Math.max(0, busiest.reduce((sum, row) => sum - row[part][name], totals[name]));
+      const row = { name: OTHERS, available: true, load: { in_flight: rest("load", "in_flight") } };
+      this._lane(before, row, perSecond(rest("recent", "requests_per_s")), `${whole(others)} others`);
     }
     const nodes = [...this._lanes.values()].map(({ node }) => node);
     const there = this._list.children;
@@ -73,13 +73,14 @@ export class Flow {
     if (!isSame) fill(this._list, nodes);
   }
 
-  _lane(before, { name, status, in_flight: running, idle = null }, words, title = name) {
+  _lane(before, { name, available, load, idle = null }, words, title = name) {
+    const { in_flight: running } = load;
     const lane = before.get(name) ?? newLane(name);
     say(lane.title, title);
     say(lane.value, words);
-    say(lane.now, running > 0 ? `${whole(running)} running` : idle && status === "up" ? `idle: ${idle}` : "");
+    say(lane.now, running > 0 ? `${whole(running)} running` : idle && available ? `idle: ${idle}` : "");
     mark(lane.now, "class", running > 0 ? "now running" : "now");
-    mark(lane.node, "class", status === "up" ? "lane" : "lane down");
+    mark(lane.node, "class", available ? "lane" : "lane down");
     this._lanes.set(name, lane);
   }
 
@@ -103,7 +104,7 @@ export class Flow {
 }
 
 /** Which replicas have a lane: those that have most to do now, and lately. */
-const busy = (row) => row.in_flight + row.requests_per_s;
+const busy = ({ load, recent }) => load.in_flight + recent.requests_per_s;
 
 function newLane(name) {
   const title = name === OTHERS ? el("span") : el("a", { href: replica(name) });

@@ -7,23 +7,21 @@ import { askForKey } from "./keys.js";
 import { replica } from "./places.js";
 
 const KINDS = {
-  up: "good",
   down: "bad",
   draining: "warn",
   exact: "good",
+  lagging: "warn",
   partial: "warn",
   syncing: "info",
   approximate: "info",
 };
 
+/** The blocks of all media. */
+export const blocksOf = ({ index }) => Object.values(index.blocks).reduce((sum, count) => sum + count, 0);
+
 export const kindOf = (state) => KINDS[state] ?? "";
 
 export const badge = (text, kind = kindOf(text)) => el("span", { class: `badge ${kind}` }, text);
-
-/** One word for a replica: that it gets no requests counts for more than what is known of its cache. */
-export const standing = (row) => (row.status === "up" ? row.state : row.status);
-
-export const isLagging = (row) => (row.lag_batches ?? 0) > 1;
 
 /** Large figures that are renewed in place: `show({name: [value, below, spark?]})`. */
 export class Totals {

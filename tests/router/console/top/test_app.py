@@ -65,8 +65,7 @@ async def test_what_happens_is_seen_without_a_key() -> None:
     async with watched(2) as (screen, running):
         assert "No decisions yet." in screen.text and "No recent prompts" in screen.text
         await ask(running, *QUESTIONS)
-        await screen.until(lambda: screen.poller.seen.total.requests, "requests have a rate")  # for some seconds
-        assert screen.line_of("req/s").split()[1] != "-"
+        await screen.until(lambda: screen.line_of("req/s").split()[1] not in ("-", "0"), "requests have a rate")
         await screen.until_text("its turn")
         await screen.until(lambda: len(screen.poller.seen.decisions) == 3, "all decisions are shown")
 
@@ -171,7 +170,6 @@ async def test_only_lines_that_say_something_else_are_written_again() -> None:
     running, file = 3, io.StringIO()
     console = Console(file=file, width=80, height=24, force_terminal=True, color_system=None)
     async with serving(still) as url, shown(url) as screen:
-        await screen.until(lambda: screen.poller.seen.total.requests is not None, "it has looked twice")
         drawn = paint(console, [], screen.screen)
         file.truncate(0)
         assert paint(console, drawn, screen.screen) == drawn and not file.getvalue().strip("\0")

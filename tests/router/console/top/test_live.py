@@ -73,7 +73,7 @@ async def test_a_killed_replica_is_down_and_its_restart_is_news(running: RouterP
         await asyncio.to_thread(replicas.start, 1)
         await states(screen, "exact", "exact")
         await screen.press("2")
-        risen = {row.key: row.recent.risen for row in screen.poller.seen.replicas}
+        risen = {row.key: row.risen for row in screen.poller.seen.replicas}
         assert risen["r1"] & {"restarts", "reconnects", "repairs"} and not risen["r0"]
 
 

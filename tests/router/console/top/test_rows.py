@@ -3,12 +3,12 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from router.console.asking import Client
 from router.console.formatting import natural
 from router.console.table import Line, Table
 from router.console.top.details import details_of
-from router.console.top.history import NOTHING, Recent
 from router.console.top.poller import DECISIONS, Poller, Seen
 from router.console.top.screen import Screen, heading
 from router.console.top.tables import (
@@ -24,21 +24,21 @@ from router.console.top.tables import (
     saved_tokens,
 )
 from router.placement.verdict import Portion
-from router.responses import FeedState, Index, Load, ReplicaStatus
+from router.responses import FeedState, Index, Load, Recent, ReplicaStatus
 from tests.router.console.top.samples import a_decision, a_prefix, a_replica
 
-RECENT = Recent(frozenset(), 12.5, 18000.0, 1700.0, 240.0, 26.0, 1 - 1700 / 18000, 0.04)
+RECENT = Recent(12.5, 0.0, 18000.0, 240.0, 26.0, 0.04, 1 - 1700 / 18000)
 
 
-def cells(table: Table[Any], item: Any, recent: Recent = NOTHING, width: int = 200) -> dict[str, str]:
+def cells(table: Table[Any], item: Any, width: int = 200) -> dict[str, str]:
     """By the titles of their columns."""
-    table.show([item if isinstance(item, Row) else Row("0", item, recent)])
+    table.show([item if isinstance(item, Row) else Row("0", item)])
     titles, line = table.lines(width, 2)
     return {title.strip(" ▼"): text.strip() for (title, _), (text, _) in zip(titles, line, strict=True)}
 
 
-def styles(table: Table[Any], item: Any, recent: Recent = NOTHING) -> dict[str, str]:
-    return {column.title: column.style(Row("0", item, recent)) for column in table.columns}
+def styles(table: Table[Any], item: Any, *risen: str) -> dict[str, str]:
+    return {column.title: column.style(Row("0", item, frozenset(risen))) for column in table.columns}
 
 
 def seen(*replicas: ReplicaStatus, **what: Any) -> Seen:
@@ -53,8 +53,8 @@ def plain(lines: list[Line]) -> list[str]:
 
 
 def test_a_replica_is_a_row() -> None:
-    replica = a_replica(load=Load(900, 4, 2, 3, 8000.0, total_blocks=1000))
-    assert cells(replica_table(FIGURES), replica, RECENT) == {
+    replica = a_replica(load=Load(900, 4, 2, 3, 8000.0), cache_used=0.25, recent=RECENT)
+    assert cells(replica_table(FIGURES), replica) == {
         "replica": "r0",
         "state": "exact",
         "cache": "█     25%",
@@ -88,8 +88,8 @@ def test_a_late_heartbeat_is_marked() -> None:
 
 def test_events_are_counted_and_what_rose_is_marked() -> None:
     events = FeedState(seq=1500, lag_batches=2, gaps=1, repairs=3, digest_mismatches=1, last_event_age_s=0.4)
-    replica, recent = a_replica(events=events), RECENT._replace(risen=frozenset({"gaps"}))
-    found = cells(replica_table(STREAMS), replica, recent)
+    replica = a_replica(events=events, recent=RECENT)
+    found = cells(replica_table(STREAMS), replica)
     assert found == {
         "replica": "r0",
         "state": "exact",
@@ -105,9 +105,9 @@ def test_events_are_counted_and_what_rose_is_marked() -> None:
         "reconnects": "0",
         "accuracy": "100.0%",
     }
-    marked = styles(replica_table(STREAMS), replica, recent)
+    marked = styles(replica_table(STREAMS), replica, "gaps")
     assert (marked["gaps"], marked["digests"], marked["lost"]) == (BAD, "", "dim")
-    without = cells(replica_table(STREAMS), a_replica(events=None), RECENT)
+    without = cells(replica_table(STREAMS), a_replica(events=None, recent=RECENT))
     assert (without["batch/s"], without["gaps"]) == ("-", "-")
 
 
@@ -201,6 +201,12 @@ def test_the_heading_counts_states_the_worst_last() -> None:
     assert third == "events -/s  lag 0  gaps 0  lost 0  repairs 0  restarts 0  digests differed 0"
 
 
+def test_the_heading_adds_up_rates_and_weighs_means() -> None:
+    one, other = Recent(1.0, prompt_tokens_per_s=900, hit_predicted=0.9), Recent(2.0, prompt_tokens_per_s=100)
+    known = seen(a_replica(recent=one), a_replica("r1", recent=replace(other, hit_predicted=0.1)))
+    assert plain(heading(known, 0.0))[1].startswith("req/s 3.0  tokens/s 0  each -  prompt/s 1.0k  hits 82%")
+
+
 def test_the_heading_adds_up_the_replicas_and_takes_the_time_to_first_token_from_the_decisions() -> None:
     replicas = a_replica(load=Load(in_flight=2, waiting=3)), a_replica("r1", load=Load(in_flight=1))
     decisions = [Row("", a_decision(ttft_s=ttft_s)) for ttft_s in (0.1, None, 0.3)]
@@ -208,8 +214,8 @@ def test_the_heading_adds_up_the_replicas_and_takes_the_time_to_first_token_from
 
 
 def test_a_counter_that_rose_is_red_in_the_heading_unless_it_mends() -> None:
-    known = seen(a_replica(), total=RECENT._replace(risen=frozenset({"gaps", "repairs"})))
-    line = heading(known, 0.0)[2]
+    row = Row("r0", a_replica(), frozenset({"gaps", "repairs"}))
+    line = heading(Seen("", [row]), 0.0)[2]
     red = {name.strip() for (name, _), (_, style) in zip(line[::2], line[1::2], strict=True) if style == BAD}
     assert red == {"gaps"}
 
@@ -238,18 +244,18 @@ def test_an_empty_table_says_why() -> None:
 # ---- one of them
 
 
-def lines_of(of: Any, width: int = 80, recent: Recent = NOTHING, above: tuple[Any, ...] = ()) -> str:
-    return "\n".join(plain(details_of(Row("0", of, recent, above), width)))
+def lines_of(of: Any, width: int = 80, above: tuple[Any, ...] = ()) -> str:
+    return "\n".join(plain(details_of(Row("0", of, above=above), width)))
 
 
 def test_everything_of_a_replica_can_be_seen() -> None:
-    drawn = lines_of(a_replica(inexact="2 batches are lost", state="partial"), recent=RECENT)
+    drawn = lines_of(a_replica(inexact="2 batches are lost", state="partial", recent=RECENT))
     said = [line.split() for line in drawn.splitlines()]
     assert drawn.startswith("r0  partial: 2 batches are lost\n")
-    for field in (["url", "http://r0:8000"], ["total_blocks", "1,000"], ["connected", "yes"], ["requests", "12.5"]):
+    for field in (["url", "http://r0:8000"], ["connected", "yes"], ["requests_per_s", "12.5"]):
         assert field in said
     bare = lines_of(ReplicaStatus("x"))
-    assert "events" not in bare and "recently" not in bare
+    assert "events" not in bare and "recent" not in bare
 
 
 def test_a_prefix_is_distinguished_from_the_beginning_of_the_prompt() -> None:
@@ -286,8 +292,3 @@ def test_tokens_are_those_that_prompts_can_use() -> None:
     assert cached_tokens(a_replica(index=Index(blocks, 1.0, {"GPU": 100, "CPU": 40}), block_size=16)) == 140 * 16
     assert cached_tokens(a_replica(index=Index(blocks, 1.0, {}), block_size=16)) == 0
     assert cached_tokens(a_replica(index=Index(blocks), block_size=16)) == 400 * 16, "of an older router"
-
-
-def test_a_cache_is_never_shown_as_more_than_full() -> None:
-    replica = a_replica(index=Index(blocks={"GPU": 1004, "CPU": 900}))
-    assert cells(replica_table(FIGURES), replica)["cache"] == "████ 100%"

@@ -4,13 +4,13 @@ import { spark } from "../chart.js";
 import { el, fill, mark, say } from "../dom.js";
 import { Flow } from "../flow.js";
 import { age, bytes, clock, compact, duration, perSecond, plural, seconds, share, whole } from "../format.js";
-import { Totals, alertNote, endedNote, isLagging, kindOf, standing } from "../parts.js";
+import { Totals, alertNote, blocksOf, endedNote, kindOf } from "../parts.js";
 import * as places from "../places.js";
 import { Table } from "../table.js";
 import { decisionColumns, decisionKey } from "../decisions.js";
 
 const TOTALS = ["Prefill saved", "Replicas", "Requests", "First token", "Hit rate", "In flight", "Tokens"];
-const STATES = ["exact", "partial", "syncing", "approximate", "draining", "down"];
+const STATES = ["exact", "approximate", "partial", "lagging", "syncing", "draining", "down"];
 const ASCENDING = ["name", "accuracy"]; // their natural order
 const PAGE = 100;
 const TYPING_MS = 250;
@@ -71,7 +71,7 @@ class Overview {
       columns: replicaColumns(this._state),
       order: { by: "worst", descending: true },
       onSort: (by) => this._sort(by),
-      rowClass: (row) => (row.status === "down" ? "faint" : null),
+      rowClass: (row) => (row.standing === "down" ? "faint" : null),
       empty: "No replica is like that.",
     });
   }
@@ -266,7 +266,7 @@ const replicaColumns = (state) => [
     title: "Hit rate",
     sort: "hits",
     right: true,
-    cell: (row) => share(row.hit_reported),
+    cell: (row) => share(row.recent.hit_reported),
     about: "share of prompt tokens found cached",
   },
   {
@@ -274,7 +274,7 @@ const replicaColumns = (state) => [
     sort: "ttft",
     right: true,
     wide: true,
-    cell: (row) => seconds(row.ttft_p50_s),
+    cell: (row) => seconds(row.recent.ttft_p50_s),
     about: "median time to first token",
   },
   {
@@ -283,14 +283,14 @@ const replicaColumns = (state) => [
     cell: tokensCell,
     about: "generated tokens; hover for the time of each",
   },
-  { title: "Requests", sort: "requests", right: true, wide: true, cell: (row) => perSecond(row.requests_per_s) },
-  { title: "In flight", sort: "in_flight", right: true, wide: true, cell: (row) => whole(row.in_flight) },
+  { title: "Requests", sort: "requests", right: true, wide: true, cell: (row) => perSecond(row.recent.requests_per_s) },
+  { title: "In flight", sort: "in_flight", right: true, wide: true, cell: (row) => whole(row.load.in_flight) },
   {
     title: "Queue",
     sort: "queued",
     right: true,
     wide: true,
-    cell: (row) => compact(row.queued_tokens),
+    cell: (row) => compact(row.load.queued_tokens),
     about: "prompt tokens ahead of a new request",
   },
   {
@@ -298,7 +298,7 @@ const replicaColumns = (state) => [
     sort: "accuracy",
     right: true,
     wide: true,
-    cell: (row) => share(row.accuracy),
+    cell: (row) => share(row.index.accuracy),
     about: "answers whose cached blocks were predicted to the block",
   },
   { title: "Heard", sort: "lag", right: true, wide: true, cell: heardCell, about: "how long ago it was last heard of" },
@@ -306,20 +306,18 @@ const replicaColumns = (state) => [
 ];
 
 function stateCell(row) {
-  const lags = row.status === "up" && isLagging(row);
   const title = row.why ?? row.inexact ?? (row.idle ? `idle: ${row.idle}` : undefined);
-  if (lags) return { text: "lagging", badge: "warn", title: `${row.lag_batches} batches behind` };
-  return { text: standing(row), badge: kindOf(standing(row)), title };
+  return { text: row.standing, badge: kindOf(row.standing), title };
 }
 
 function cacheCell(row) {
-  const text = `${compact(row.blocks)} blocks`;
-  return row.cache_used === null || row.cache_used === undefined
-    ? text
-    : { text: share(row.cache_used), share: row.cache_used, title: text };
+  const text = `${compact(blocksOf(row))} blocks`;
+  return row.cache_used === null ? text : { text: share(row.cache_used), share: row.cache_used, title: text };
 }
 
-const tokensCell = (row) => ({ text: perSecond(row.generated_tokens_per_s), title: `${seconds(row.token_s)} each` });
+function tokensCell({ recent }) {
+  return { text: perSecond(recent.generated_tokens_per_s), title: `${seconds(recent.token_s)} each` };
+}
 
 function heardCell(row) {
   const text = age(row.heard_age_s);
@@ -327,8 +325,8 @@ function heardCell(row) {
 }
 
 function eventsCell(row) {
-  const { gaps, repairs, restarts, digest_mismatches: mismatches, lost_batches: lost } = row;
-  if (gaps === null || gaps === undefined) return { text: "none sent", soft: true };
+  if (row.events === null) return "";
+  const { gaps, repairs, restarts, digest_mismatches: mismatches, lost_batches: lost } = row.events;
   const told = [
     [gaps, "gap"],
     [repairs, "repair"],

@@ -5,7 +5,7 @@ import { confirmed } from "../dialog.js";
 import { announce, el, fill, mark } from "../dom.js";
 import { ago, compact, perSecond, plural, seconds, share, whole } from "../format.js";
 import { get, post } from "../http.js";
-import { Totals, badge, card, facts, kindOf, sentence, showFailure, standing } from "../parts.js";
+import { Totals, badge, blocksOf, card, facts, kindOf, sentence, showFailure } from "../parts.js";
 import { Poll } from "../poll.js";
 import { Ring } from "../ring.js";
 import * as places from "../places.js";
@@ -118,13 +118,13 @@ class ReplicaPage {
     const page = await get(this._path, { signal });
     showFailure(this._failure, null);
     this._goes(false);
-    this._status = page.row.status;
+    this._status = page.replica.standing;
     this._showActions();
-    this._showStanding(page);
+    this._showStanding(page.replica);
     this._showTotals(page);
     fill(this._facts, facts(about(page.replica)));
     this._showStream(page.stream);
-    this._showCache(page);
+    this._showCache(page.replica);
     this._showCharts(page);
   }
 
@@ -140,29 +140,30 @@ class ReplicaPage {
     this._view.classList.toggle("gone", isGone);
   }
 
-  _showStanding({ row, replica }) {
-    const words = [standing(row), ...(row.status === "up" ? [] : [replica.state])];
+  _showStanding({ standing, state, why: unavailable, inexact, idle }) {
+    const words = [...new Set([standing, state])];
     fill(
       this._badges,
       words.map((word) => badge(word, kindOf(word))),
     );
-    const why = row.why ?? (replica.state === "exact" ? null : row.inexact);
-    if (!why && row.idle) {
-      fill(this._why, el("p", { class: "note" }, sentence(`idle: ${row.idle}`)));
+    const why = unavailable ?? (state === "exact" ? null : inexact);
+    if (!why && idle) {
+      fill(this._why, el("p", { class: "note" }, sentence(`idle: ${idle}`)));
       return;
     }
-    fill(this._why, why && el("p", { class: `note ${row.status === "down" ? "bad" : "warn"}` }, sentence(why)));
+    fill(this._why, why && el("p", { class: `note ${standing === "down" ? "bad" : "warn"}` }, sentence(why)));
   }
 
-  _showTotals({ row, counts }) {
+  _showTotals({ replica: { load, recent, index }, counts }) {
+    const all = `${compact(counts.requests)} in all, ${compact(counts.errors)} failed`;
     this._totals.show({
-      "Hit rate": [share(row.hit_reported), `predicted ${share(row.hit_predicted)}`],
-      "Time to first token": [seconds(row.ttft_p50_s), "median of late"],
-      Requests: [perSecond(row.requests_per_s), `${compact(counts.requests)} in all, ${compact(counts.errors)} failed`],
-      "In flight": [whole(row.in_flight), `${whole(row.running)} running, ${whole(row.waiting)} waiting`],
-      Queue: [compact(row.queued_tokens), `prompt tokens, at ${perSecond(row.prefill_tokens_per_s)}`],
+      "Hit rate": [share(recent.hit_reported), `predicted ${share(recent.hit_predicted)}`],
+      "Time to first token": [seconds(recent.ttft_p50_s), "median of late"],
+      Requests: [perSecond(recent.requests_per_s), all],
+      "In flight": [whole(load.in_flight), `${whole(load.running)} running, ${whole(load.waiting)} waiting`],
+      Queue: [compact(load.queued_tokens), `prompt tokens, at ${perSecond(load.prefill_tokens_per_s)}`],
       Predictions: [
-        share(row.accuracy),
+        share(index.accuracy),
         `exact; ${compact(counts.wrong_predictions)} of ${compact(counts.predictions)} were wrong`,
       ],
     });
@@ -187,15 +188,13 @@ class ReplicaPage {
     this._rates.push({ at: Date.now() / 1000, ...stream });
   }
 
-  _showCache({ row, replica }) {
-    const { blocks } = replica.index;
-    const { block_size: blockSize } = replica;
-    const parts = Object.entries(blocks).map(([medium, count]) => `${whole(count)} in ${MEDIA[medium] ?? medium}`);
+  _showCache(replica) {
+    const { block_size: blockSize, cache_used: used } = replica;
+    const parts = Object.entries(replica.index.blocks).map(([medium, count]) => `${whole(count)} in ${MEDIA[medium] ?? medium}`);
     const size = blockSize === null ? "" : ` of ${blockSize} tokens`;
-    const used = row.cache_used ?? null;
     fill(
       this._fill,
-      el("p", {}, `${plural(row.blocks, "block")}${size}${parts.length > 0 ? `: ${parts.join(", ")}` : ""}.`),
+      el("p", {}, `${plural(blocksOf(replica), "block")}${size}${parts.length > 0 ? `: ${parts.join(", ")}` : ""}.`),
       used !== null && el("p", { class: "row" }, meter(used), `${share(used)} of ${plural(replica.load.total_blocks, "block")} taken`),
     );
   }
@@ -242,7 +241,7 @@ const LOAD_SERIES = [{ name: "in_flight", label: "in flight", hue: "var(--hue-0)
 
 /** What is said of a stream: the words, the figure, and what a figure above zero is. */
 const STREAM = [
-  ["batches", "Batches", (stream) => `${whole(stream.batches)}, ${perSecond(stream.batches_per_s)}`, ""],
+  ["batches", "Batches", (stream) => whole(stream.batches), ""],
   [
     "stored_blocks",
     "Blocks stored",
