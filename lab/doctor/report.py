@@ -8,7 +8,7 @@ import msgspec
 
 from router.console.formatting import count
 from router.dashboard.doctor.figures import Figures
-from router.dashboard.doctor.findings import Finding
+from router.dashboard.doctor.rules import Finding
 
 SHARES = ("_share", "_full", "_usage", "one_replica")  # how the names of those end that are shown in per cent
 

@@ -18,9 +18,8 @@ from msgspec.structs import replace
 from router.console.samples import BadMetrics, Samples
 from router.dashboard.doctor.engine_metrics import READ, engine_figures
 from router.dashboard.doctor.figures import EngineFigures, Figures, ReplicaFigures
-from router.dashboard.doctor.findings import Finding
 from router.dashboard.doctor.looks import Chosen, Reading, ReplicaLook, RouterLook, replica_figures, router_figures
-from router.dashboard.doctor.rules import RULES, found
+from router.dashboard.doctor.rules import Finding, about, about_fleet, in_order
 from router.dashboard.rows import Fleet
 from router.dashboard.sampling import paused
 from router.members.broken import Broken
@@ -176,13 +175,12 @@ class Alerts:
 
     async def _judge(self) -> None:
         figures = await self.figures(self._looks[0], self._looks[-1])
-        findings: list[Finding] = []
-        for rule in RULES:
-            await asyncio.sleep(0)
-            findings += found(rule, figures)
+        findings = about_fleet(figures)
+        async for replica in paused(figures.replicas):
+            findings += about(replica, figures)
         now = round(time.time(), 3)
         before, self._alerts = self._alerts, {}
-        for one in findings:
+        for one in in_order(findings):
             key = one.rule, one.replica
             since = before[key].since if key in before else now
             self._alerts[key] = Alert(one.rule, one.replica, one.what, one.turn, one.figures, since)

@@ -3,6 +3,8 @@
 Counters cover the window, unless their name ends with `ever`. None means unknown.
 """
 
+from typing import NamedTuple
+
 from msgspec import Struct
 
 
@@ -160,6 +162,15 @@ class RouterFigures(Struct, frozen=True, kw_only=True):
     chosen_tokens: float = 0  # prompt tokens in `choices`
     choices: tuple[DecisionSample, ...] | None = None  # None: no permission to read them
     differing: tuple[DifferingShape, ...] = ()
+
+
+class Diagnosis(NamedTuple):
+    """A problem, its remedy, and the figures that show it."""
+
+    rule: str
+    what: str
+    turn: str  # the option to change, and which way
+    figures: dict[str, float | str]
 
 
 class Figures(Struct, frozen=True, kw_only=True):

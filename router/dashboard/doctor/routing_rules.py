@@ -1,11 +1,10 @@
 """Rules about a router and its replicas together: availability, load and refusals."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from router.dashboard.doctor.figures import DecisionSample, Figures, ReplicaFigures, RouterFigures
-from router.dashboard.doctor.findings import Diagnosis
+from router.dashboard.doctor.figures import DecisionSample, Diagnosis, Figures, ReplicaFigures, RouterFigures
 
 REFUSED = 0.01  # share of requests: less is a burst
 CROWDED = ("queue_full", "rate_limit_exceeded")  # error codes that mean too much load
@@ -25,94 +24,89 @@ SALTED_PROMPTS = 20
 NEW_SALTS = 0.5  # a tenant's salt is new only once
 
 
-def replica_down(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
-    routed = replica.told
-    if routed.available or _drains(replica) or engine_stalled(replica, _):
-        return None
-    return Diagnosis(
-        f"it takes no requests: {routed.why or 'the router gives no reason'}",
-        "check its log (`warmroute logs` in a fleet), and whether the router can reach its address",
-        {"why": routed.why or "", "breaker": routed.breaker, "faults": routed.faults},
-    )
+def availability(replica: ReplicaFigures, figures: Figures) -> Iterator[Diagnosis]:
+    routed, waited_s = replica.told, replica.says.cpu_wait_s or 0.0
+    why = "" if routed.available else routed.why or ""
+    if why.startswith(STALLED):
+        yield Diagnosis(
+            "engine-stalled",
+            f"{why}; its server answers health checks all the same, so nobody else notices",
+            "wake it (POST /wake_up) or end its pause (POST /resume) if somebody meant it; else its engine's process "
+            "hangs: look at its log and restart it. The router sends it requests again once it computes",
+            {"why": why},
+        )
+    elif why in ("draining", "it drains") or replica.says.draining:
+        by_operator = routed.why == "draining"
+        yield Diagnosis(
+            "replica-draining",
+            "it is draining: the other replicas get its share of the requests"
+            + ("" if by_operator else "; the replica itself reports it"),
+            "to end the drain: `warmroute drain --undo` in a fleet, POST /replicas/NAME/undrain at the router",
+            {"by": "an operator" if by_operator else "itself"},
+        )
+    elif not routed.available:
+        yield Diagnosis(
+            "replica-down",
+            f"it takes no requests: {why or 'the router gives no reason'}",
+            "check its log (`warmroute logs` in a fleet), and whether the router can reach its address",
+            {"why": why, "breaker": routed.breaker, "faults": routed.faults},
+        )
+    elif routed.faults or routed.restarts or routed.breaker != "closed":
+        restarted = "; it restarted with an empty cache" if routed.restarts else ""
+        yield Diagnosis(
+            "replica-unsteady",
+            f"it takes requests, but has failed within the last {figures.window_s:.0f} s{restarted}",
+            "check its log and its memory for the cause; connect_timeout and breaker_faults say what counts as a fault",
+            {"faults": routed.faults, "restarts": routed.restarts, "breaker": routed.breaker},
+        )
+    if routed.taken_names:
+        name, base = next(iter(routed.taken_names.items()))
+        others = f", and {len(routed.taken_names) - 1} more of its names" if len(routed.taken_names) > 1 else ""
+        yield Diagnosis(
+            "name-taken",
+            f"it gets no requests for {name}{others}: replicas of the base model {base} have that name already",
+            "give each adapter and each model a name of its own",
+            {"name": name, "base_here": replica.model, "base_there": base},
+        )
+    if waited_s >= max(STARVED * figures.window_s, LEAST_STARVED_S):
+        yield Diagnosis(
+            "starved-of-cpu",
+            "its engine could run and had no processor for much of the time, so that its tokens come late",
+            "run fewer replicas or other programs on its machine, or raise the CPU limit of its container; "
+            "on a Ray of yours, set RAY_worker_niceness=0 for `ray start`",
+            {"without_cpu_share": min(1.0, waited_s / figures.window_s), "without_cpu_s": waited_s},
+        )
 
 
-def engine_stalled(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
-    why = _reason(replica)
-    if not why.startswith(STALLED):
-        return None
-    return Diagnosis(
-        f"{why}; its server answers health checks all the same, so nobody else notices",
-        "wake it (POST /wake_up) or end its pause (POST /resume) if somebody meant it; else its engine's process "
-        "hangs: look at its log and restart it. The router sends it requests again once it computes",
-        {"why": why},
-    )
+def together(figures: Figures) -> Iterator[Diagnosis]:
+    """What is wrong with the router, or its replicas side by side."""
+    routed = [one.routed for one in figures.replicas if one.routed is not None]
+    if figures.router is not None and not routed:
+        turn = "name some with --replica or --replicas-file"
+        yield Diagnosis("no-replicas", "the router knows no replicas", turn, {"replicas": 0})
+    yield from _refusals(figures)
+    requests = sum(one.requests for one in routed)
+    salted, new = sum(one.salted for one in routed), sum(one.new_salts for one in routed)
+    if salted >= SALTED_PROMPTS and new >= NEW_SALTS * max(salted, requests):
+        yield Diagnosis(
+            "salt-per-request",
+            "prompts have new cache salts, so they cannot hit a cache",
+            "let clients send one cache_salt for each tenant, or none; put keys that may share a cache in one group",
+            {"requests": requests, "salted": salted, "new_salts": new},
+        )
+    groups = _by_model(figures)
+    yield from list(filter(None, (_hottest(replicas, figures.router) for replicas in groups)))[:1]
+    choices = figures.router.choices if figures.router is not None and groups else None
+    if evidence := _bunched(choices or ()) or next(filter(None, map(_oscillating, groups)), {}):
+        yield Diagnosis(
+            "herding",
+            "requests all go to one replica, and then all to another: queues swing instead of being shared",
+            "use --policy cost, have replicas report their load (warmroute's do), and run fewer routers side by side",
+            evidence,
+        )
 
 
-def _reason(replica: ReplicaFigures) -> str:
-    """Why it takes no requests."""
-    return "" if replica.told.available else replica.told.why or ""
-
-
-def _drains(replica: ReplicaFigures) -> bool:
-    return _reason(replica) in ("draining", "it drains") or replica.says.draining
-
-
-def replica_draining(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
-    if not _drains(replica):
-        return None
-    by_operator = replica.told.why == "draining"
-    return Diagnosis(
-        "it is draining: the other replicas get its share of the requests"
-        + ("" if by_operator else "; the replica itself reports it"),
-        "to end the drain: `warmroute drain --undo` in a fleet, POST /replicas/NAME/undrain at the router",
-        {"by": "an operator" if by_operator else "itself"},
-    )
-
-
-def replica_unsteady(replica: ReplicaFigures, figures: Figures) -> Diagnosis | None:
-    routed = replica.told
-    if not routed.available or not (routed.faults or routed.restarts or routed.breaker != "closed"):
-        return None
-    restarted = "; it restarted with an empty cache" if routed.restarts else ""
-    return Diagnosis(
-        f"it takes requests, but has failed within the last {figures.window_s:.0f} s{restarted}",
-        "check its log and its memory for the cause; connect_timeout and breaker_faults say what counts as a fault",
-        {"faults": routed.faults, "restarts": routed.restarts, "breaker": routed.breaker},
-    )
-
-
-def name_taken(replica: ReplicaFigures, _: Figures) -> Diagnosis | None:
-    taken = replica.told.taken_names
-    if not taken:
-        return None
-    name, base = next(iter(taken.items()))
-    others = f", and {len(taken) - 1} more of its names" if len(taken) > 1 else ""
-    return Diagnosis(
-        f"it gets no requests for {name}{others}: replicas of the base model {base} have that name already",
-        "give each adapter and each model a name of its own",
-        {"name": name, "base_here": replica.model, "base_there": base},
-    )
-
-
-def starved_of_cpu(replica: ReplicaFigures, figures: Figures) -> Diagnosis | None:
-    waited_s = replica.says.cpu_wait_s or 0.0
-    if waited_s < max(STARVED * figures.window_s, LEAST_STARVED_S):
-        return None
-    return Diagnosis(
-        "its engine could run and had no processor for much of the time, so that its tokens come late",
-        "run fewer replicas or other programs on its machine, or raise the CPU limit of its container; "
-        "on a Ray of yours, set RAY_worker_niceness=0 for `ray start`",
-        {"without_cpu_share": min(1.0, waited_s / figures.window_s), "without_cpu_s": waited_s},
-    )
-
-
-def no_replicas(figures: Figures) -> Diagnosis | None:
-    if figures.router is None or any(replica.routed is not None for replica in figures.replicas):
-        return None
-    return Diagnosis("the router knows no replicas", "name some with --replica or --replicas-file", {"replicas": 0})
-
-
-def requests_refused(figures: Figures) -> Diagnosis | None:
+def _refusals(figures: Figures) -> Iterator[Diagnosis]:
     router = figures.router
     by_code = {code: count for code, count in router.refused.items() if code in CROWDED and count} if router else {}
     # Refused to clients: a router retries at another replica in time.
@@ -121,44 +115,14 @@ def requests_refused(figures: Figures) -> Diagnosis | None:
     refused = sum(by_code.values()) + sum(by_replica.values())
     answered = router.requests if router else sum(one.prompts for one in figures.replicas)
     if not refused or refused < REFUSED * (answered + refused):
-        return None
+        return
+    turn = "add replicas, or let more requests wait in each of them (max_waiting)"
     if by_code.get("rate_limit_exceeded", 0) > refused / 2:
         turn = "raise the key's limits (--api-keys; the error's param names the one), or slow its clients down"
     elif by_code:
         turn = "add replicas, or let more requests wait (--queue-size, --queue-timeout) or run (--replica-limit)"
-    else:
-        turn = "add replicas, or let more requests wait in each of them (max_waiting)"
     evidence: dict[str, float | str] = {"refused": refused, "requests": answered, **by_code, **by_replica}
-    return Diagnosis("requests are refused with status 429", turn, evidence)
-
-
-def salt_per_request(figures: Figures) -> Diagnosis | None:
-    routed = [one.routed for one in figures.replicas if one.routed is not None]
-    requests = sum(one.requests for one in routed)
-    salted, new = sum(one.salted for one in routed), sum(one.new_salts for one in routed)
-    if salted < SALTED_PROMPTS or new < NEW_SALTS * salted or new < NEW_SALTS * requests:
-        return None
-    return Diagnosis(
-        "prompts have new cache salts, so they cannot hit a cache",
-        "let clients send one cache_salt for each tenant, or none; put keys that may share a cache in one group",
-        {"requests": requests, "salted": salted, "new_salts": new},
-    )
-
-
-# ---- side by side
-
-
-def herding(figures: Figures) -> Diagnosis | None:
-    groups = _by_model(figures)
-    choices = figures.router.choices if figures.router is not None and groups else None
-    evidence = _bunched(choices or ()) or next(filter(None, map(_oscillating, groups)), {})
-    if not evidence:
-        return None
-    return Diagnosis(
-        "requests all go to one replica, and then all to another: queues swing instead of being shared",
-        "use --policy cost, have replicas report their load (warmroute's do), and run fewer routers side by side",
-        evidence,
-    )
+    yield Diagnosis("requests-refused", "requests are refused with status 429", turn, evidence)
 
 
 def _by_model(figures: Figures) -> list[list[ReplicaFigures]]:
@@ -203,10 +167,6 @@ def _changes(names: Sequence[str]) -> int:
     return sum(one != other for one, other in pairwise(names))
 
 
-def hot_replica(figures: Figures) -> Diagnosis | None:
-    return next(filter(None, (_hottest(replicas, figures.router) for replicas in _by_model(figures))), None)
-
-
 def _hottest(replicas: Sequence[ReplicaFigures], router: RouterFigures | None) -> Diagnosis | None:
     readings = list(zip(*(one.told.busy for one in replicas), strict=False))
     if not readings:
@@ -222,6 +182,7 @@ def _hottest(replicas: Sequence[ReplicaFigures], router: RouterFigures | None) -
         if 2 * sum(chosen) > len(chosen):
             return None
     return Diagnosis(
+        "hot-replica",
         f"{replicas[hottest].name} is always far busier than the others",
         "use --policy cost, set --replica-limit, or spread its sessions over more values of x-session-id; "
         "a prefix that most requests share should be cached on more replicas",

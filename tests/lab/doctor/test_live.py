@@ -14,8 +14,7 @@ import pytest
 from lab.doctor.asking import Asking, watched
 from lab.doctor.comparing import figures_of
 from router.dashboard.doctor.figures import Figures
-from router.dashboard.doctor.findings import Finding
-from router.dashboard.doctor.rules import findings
+from router.dashboard.doctor.rules import Finding, findings
 from tests.chaos.replicas import Command, command
 from tests.chaos.routers import RouterProcess, router
 from tests.events.processes import wait_until

@@ -11,8 +11,7 @@ from msgspec.structs import replace
 
 from router.dashboard.doctor import cache_rules, index_rules, routing_rules
 from router.dashboard.doctor.figures import DifferingShape, EngineFigures, Figures, ReplicaFigures
-from router.dashboard.doctor.findings import PAGE
-from router.dashboard.doctor.rules import RULES, findings
+from router.dashboard.doctor.rules import PAGE, RULES, findings
 from tests.router.dashboard.doctor.snapshots import (
     READINGS,
     ROUTER,
@@ -232,7 +231,7 @@ def test_a_healthy_fleet_has_no_findings() -> None:
 
 
 def test_every_rule_is_planted() -> None:
-    assert set(PLANTED) == {rule.name for rule in RULES}
+    assert set(PLANTED) == set(RULES)
 
 
 @pytest.mark.parametrize(("rule", "figures"), [(rule, each) for rule, (above, _) in PLANTED.items() for each in above])
@@ -310,9 +309,7 @@ def test_no_figures_are_too_odd_to_judge(numbers: list[float], usage: float, ful
 def test_what_holds_in_a_look_holds_in_a_longer_one_of_the_same_pace(scale: float, more: float) -> None:
     figures = worse({"evicted_blocks": 300.0 * scale, "hit_tokens": 5_000.0})
     longer = replace(worse({"evicted_blocks": 300.0 * scale * more, "hit_tokens": 5_000.0}), window_s=10.0 * more)
-    assert cache_rules.is_thrashing(figures.replicas[0], figures) is cache_rules.is_thrashing(
-        longer.replicas[0], longer
-    )
+    assert ("thrashing" in named(figures)) is ("thrashing" in named(longer))
 
 
 def test_thresholds_have_a_reason() -> None:
@@ -332,4 +329,4 @@ def test_the_page_has_a_section_for_every_rule_and_no_other() -> None:
     page = (ROOT / PAGE).read_text()
     titles = re.findall(r"^### (.+)$", page, re.MULTILINE)
     anchors = [re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-") for title in titles]
-    assert anchors == [rule.name for rule in RULES]
+    assert tuple(anchors) == RULES
