@@ -244,13 +244,12 @@ class Publisher:
         batch = EventBatch(ts, events, self.config.data_parallel_rank)  # type: ignore[arg-type]
         try:
             payload = encode_batch(batch)
-            if self._mirror is not None:
-                self._mirror.apply(events)
+            self._mirrored(events)
         except UNENCODABLE:
-            batch.events = [event for event in events if self._encodes(event)]
+            events = [event for event in events if self._encodes(event)]
+            batch.events = list(events)
             payload = encode_batch(batch)
-            if self._mirror is not None:
-                self._mirror.apply(batch.events)  # type: ignore[arg-type]
+            self._mirrored(events)
         # Only now is a number taken: a batch that cannot be encoded leaves no hole that nobody can fill.
         self.seq += 1
         shared = zmq.Frame(payload, copy=True)
@@ -269,12 +268,14 @@ class Publisher:
             log.warning("more than %d batches wait to be sent; skipping batches", self.config.queue_batches)
         self.seq += 1
         self.stats.skipped_batches += 1
-        if self._mirror is None:
-            return
         try:
-            self._mirror.apply(events)
+            self._mirrored(events)
         except UNENCODABLE:
-            self._mirror.apply([event for event in events if self._encodes(event)])
+            self._mirrored([event for event in events if self._encodes(event)])
+
+    def _mirrored(self, events: Sequence[KnownEvent]) -> None:
+        if self._mirror is not None:
+            self._mirror.apply(events)
 
     def _encodes(self, event: KnownEvent) -> bool:
         try:

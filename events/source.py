@@ -18,6 +18,7 @@ from events.stream.states import StreamConfig
 from events.stream.stream import Stream
 from events.view import CacheView
 
+ENDPOINT = "tcp://HOST:PORT, with a port from 1 to 65535, or ipc://PATH"
 MAX_IPC_BYTES = 107  # the address of a Unix socket has room for so many
 
 _TCP = re.compile(r"tcp://[A-Za-z0-9_.:%\[\]-]+:([0-9]{1,5})")
@@ -45,8 +46,8 @@ class Source(Struct, frozen=True):
         """Refuse a source that cannot be followed."""
         for field in ("events", "replay", "status", "snapshot"):
             endpoint = getattr(self, field)
-            if endpoint is not None and not _can_connect(endpoint):
-                raise ValueError(f"{self.name}: {field} is {endpoint!r}; write tcp://HOST:PORT or ipc://PATH")
+            if endpoint is not None and not can_connect(endpoint):
+                raise ValueError(f"{self.name}: {field} is {endpoint!r}; write {ENDPOINT}")
         if self.status is not None and self.snapshot is None:
             raise ValueError(
                 f"{self.name}: status is {self.status!r}, but there is no snapshot; name it too: it repairs"
@@ -77,7 +78,7 @@ class Source(Struct, frozen=True):
         return CacheView(self.name, self.stream(), self.resolver(), on_change=on_change, on_action=on_action)
 
 
-def _can_connect(endpoint: str) -> bool:
+def can_connect(endpoint: str) -> bool:
     if tcp := _TCP.fullmatch(endpoint):
         return 1 <= int(tcp[1]) <= 65535
     return _LOCAL.fullmatch(endpoint) is not None and len(endpoint.encode()) <= len("ipc://") + MAX_IPC_BYTES

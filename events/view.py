@@ -67,10 +67,14 @@ class CacheView:
     def perform(self, actions: Iterable[Action]) -> list[Request]:
         """Carry out the actions; return the requests that the caller has to send."""
         assert self._rest is None, "the last batch is not applied yet"
-        if self._sliced and isinstance(actions, list) and len(actions) == 1 and self._performed_short(actions[0]):
-            if not self._is_doubted:
-                return []
-            actions = self._doubted(self.stream.last_seq)
+        if self._sliced and isinstance(actions, list) and len(actions) == 1:  # the usual case: one short batch
+            action = actions[0]
+            if isinstance(action, Apply) and len(action.payload) <= SHORT_BYTES and self._apply_short(action):
+                if self._on_action is not None:
+                    self._on_action(action, None)
+                if not self._is_doubted:
+                    return []
+                actions = self._doubted(self.stream.last_seq)
         self._rest = self._steps(actions)
         return self.go_on()
 
@@ -85,25 +89,6 @@ class CacheView:
                 break
         requests, self._requests = self._requests, []
         return requests
-
-    def _compared(self, action: Compare) -> Iterable[Action]:
-        if self.resolver.digest() == action.digest:
-            self.stream.matched()
-            self.resolver.capacity.forgive()
-            return ()
-        if self.resolver.capacity.is_too_small_for(
-            action.digest.blocks
-        ):  # `inexact` says so; a snapshot would not help
-            return ()
-        return self.stream.mismatch()
-
-    def _performed_short(self, action: Action) -> bool:
-        """The usual case: one short batch."""
-        if not isinstance(action, Apply) or len(action.payload) > SHORT_BYTES or not self._apply_short(action):
-            return False
-        if self._on_action is not None:
-            self._on_action(action, None)
-        return True
 
     def _steps(self, actions: Iterable[Action]) -> Iterator[int]:
         """Carry out the actions; yield now and then about how many blocks that took."""
@@ -122,8 +107,13 @@ class CacheView:
                 yield from self._emptied(self.resolver.reset())
             elif isinstance(action, Partial) and self.stream.must_forget:
                 yield from self._emptied(self.resolver.lose())
+            elif isinstance(action, Compare) and self.resolver.digest() == action.digest:
+                self.stream.matched()
+                self.resolver.capacity.forgive()
             elif isinstance(action, Compare):
-                yield from self._steps(self._compared(action))
+                # If its blocks are more than are kept, `inexact` says so: a snapshot would not help.
+                if not self.resolver.capacity.is_too_small_for(action.digest.blocks):
+                    yield from self._steps(self.stream.mismatch())
             elif isinstance(action, Replay | Snapshot):
                 self._requests.append(action)
             if self._on_action is not None:

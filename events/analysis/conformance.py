@@ -12,7 +12,7 @@ from xxhash import xxh3_64_intdigest
 
 from events.analysis import points
 from events.analysis.history import History
-from events.messages import END_SEQ, BadBatch, BlockRemoved, BlockStored, Decoder, Event, RejectedEvent, UnknownEvent
+from events.messages import END_SEQ, BadBatch, BlockRemoved, BlockStored, Decoder, RejectedEvent, UnknownEvent
 
 MAX_WAITING_BATCHES = 20_000
 REMEMBERED_BATCHES = 200_000
@@ -242,27 +242,21 @@ class Conformance:
         start, first, newest = replay.start, replay.first, replay.newest
         if start is None:
             return points.SKIP
-        if first is None:
+        if first is None or replay.last is None:
             empty = newest is not None and start <= newest
             return f"asked for {start}: nothing came, though {newest} had been sent" if empty else points.OK
-        assert replay.last is not None
         if first < start:
             return f"asked for {start}: the first reply is {first}"
         if newest is not None and replay.last < newest:
             return f"asked for {start}: the last reply is {replay.last}, though {newest} had been sent"
-        return points.OK if first == start else self._too_late(start, first, newest)
-
-    def _too_late(self, start: int, first: int, newest: int | None) -> points.Verdict:
-        """A replay may start later than asked if earlier batches are no longer buffered."""
-        if self._buffered is None or newest is None:
+        if first == start:
+            return points.OK
+        if self._buffered is None or newest is None:  # earlier batches may be no longer buffered
             return points.SKIP
         oldest, last = self._buffered
         oldest += max(0, newest - last)  # those that came since may have pushed out as many
-        return (
-            f"asked for {start}: the first reply is {first}, though {oldest} is buffered"
-            if first > oldest
-            else points.SKIP
-        )
+        late = f"asked for {start}: the first reply is {first}, though {oldest} is buffered"
+        return late if first > oldest else points.SKIP
 
     # ---- content
 
@@ -284,18 +278,14 @@ class Conformance:
         self.batches += 1
         self.events += len(batch.events)
         for event in batch.events:
-            self._judge_event(event, where)
+            if isinstance(event, BlockStored):
+                for point, check_store in points.STORE_CHECKS.items():
+                    self._grade(point, check_store(self._history, event), where)
+            elif isinstance(event, BlockRemoved):
+                self._grade("removals matched", points.removals_matched(self._history, event), where)
+            elif isinstance(event, RejectedEvent | UnknownEvent):
+                self._history.complete = False
             self._history.add(event)
-
-    def _judge_event(self, event: Event, where: str) -> None:
-        if isinstance(event, BlockStored):
-            for point, check in points.STORE_CHECKS.items():
-                self._grade(point, check(self._history, event), where)
-        elif isinstance(event, BlockRemoved):
-            for point, check_removal in points.REMOVAL_CHECKS.items():
-                self._grade(point, check_removal(self._history, event), where)
-        elif isinstance(event, RejectedEvent | UnknownEvent):
-            self._history.complete = False
 
     def _suspect(self, point: str, verdict: points.Verdict, where: str | None = None) -> None:
         if verdict in (points.OK, points.SKIP):

@@ -234,4 +234,3 @@ STORE_CHECKS = {
     "same hash, same content": same_hash_same_content,
     "same content, same hash": same_content_same_hash,
 }
-REMOVAL_CHECKS = {"removals matched": removals_matched}

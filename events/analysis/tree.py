@@ -16,6 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from events.blocks import TOKEN_BYTES, ExtraKey
 from events.cache.changes import Change, Cleared, Removed, Stored
 from events.cache.extras import block_extras, chain_salt, packed_tokens
@@ -38,35 +40,19 @@ class Namespace(NamedTuple):
     block_size: int
 
 
-class Node:
+class Node(Struct, eq=False, weakref=True):
     """One block, or the top of a tree (a namespace, or a detached parent of which only the key is known)."""
 
-    __slots__ = (
-        "__weakref__",
-        "children",
-        "extras",
-        "first_stored_s",
-        "forks",
-        "held",
-        "key",
-        "last_event_s",
-        "namespace",
-        "packed",
-        "parent",
-    )
-
-    def __init__(self, key: int, parent: "Node | None", at_s: float, namespace: Namespace | None = None) -> None:
-        self.key = key
-        self.parent = parent
-        self.namespace = namespace
-        self.children: dict[int, Node] = {}
-        self.packed = b""
-        self.extras: tuple[ExtraKey, ...] = ()
-        # Sorted, and interned by the tree.
-        self.held: tuple[Holder, ...] = ()
-        self.first_stored_s = self.last_event_s = at_s
-        # Store events that began a new branch below this block while another one was there.
-        self.forks = 0
+    key: int
+    parent: "Node | None"
+    first_stored_s: float
+    last_event_s: float
+    namespace: Namespace | None = None
+    children: dict[int, "Node"] = {}
+    packed: bytes = b""
+    extras: tuple[ExtraKey, ...] = ()
+    held: tuple[Holder, ...] = ()  # sorted, and interned by the tree
+    forks: int = 0  # store events that began a new branch below this block while another one was there
 
     @property
     def detached(self) -> bool:
@@ -155,7 +141,7 @@ class Tree:
         return nodes
 
     def _add(self, key: int, parent: Node | None, at_s: float, namespace: Namespace | None = None) -> Node:
-        node = self.nodes[key] = Node(key, parent, at_s, namespace)
+        node = self.nodes[key] = Node(key, parent, at_s, at_s, namespace)
         if parent is not None:
             parent.children[key] = node
         return node

@@ -33,12 +33,9 @@ class Doubtful:
         """Events were lost: doubt these pools' blocks, or, unless they are to be kept, only note their pools."""
         self.after_loss = True
         self._pools_before |= pools.keys()
-        if keep and (pool := pools.get(MAIN)) is not None:
-            self._add(pool, limit)
-
-    def _add(self, pool: Pool, limit: int) -> None:
-        """Add a pool's blocks; beyond the limit, drop those of earlier losses."""
-        if len(self.keys) + len(pool) > limit:
+        if not keep or (pool := pools.get(MAIN)) is None:
+            return
+        if len(self.keys) + len(pool) > limit:  # drop those of earlier losses
             self._drop_all()
         for block_hash, key in pool.named.items():
             if key is not None and key not in pool.holders:  # one of several hashes: which, nobody could tell
@@ -176,13 +173,9 @@ class Naming:
                 self.verified = chain_keys(full, chain_root(full, self.model)) == hashes
             except ValueError:
                 self.verified = False
-        if self.verified is False or not _can_be_keys(hashes):
+        try:
+            if self.verified is False or min(hashes) < 0:  # type: ignore[operator]
+                return None
+        except TypeError:  # bytes are among them
             return None
         return parent if isinstance(parent, int) else chain_root(event, self.model), hashes  # type: ignore[return-value]
-
-
-def _can_be_keys(hashes: list[Hash]) -> bool:
-    try:
-        return min(hashes) >= 0  # type: ignore[operator]
-    except TypeError:  # bytes are among them
-        return False

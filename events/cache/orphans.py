@@ -37,7 +37,9 @@ class Orphans(dict[Hash, list[BlockStored]]):
         if self.blocks > self.limit and self.gone > self.limit // 10:
             self.gone = 0
             for awaited in list(self):
-                self._keep(awaited, [event for event in self[awaited] if self._pools.holds_some(event)])
+                if kept := [event for event in self.take(awaited) if self._pools.holds_some(event)]:
+                    self[awaited] = kept
+                    self.blocks += sum(map(_weight, kept))
         if self.blocks <= self.limit:
             return None
         while self.blocks > self.limit:
@@ -71,13 +73,6 @@ class Orphans(dict[Hash, list[BlockStored]]):
         events = self.pop(for_hash, [])
         self.blocks -= sum(map(_weight, events))
         return events
-
-    def _keep(self, for_hash: Hash, events: list[BlockStored]) -> None:
-        self.blocks -= sum(map(_weight, self[for_hash])) - sum(map(_weight, events))
-        if events:
-            self[for_hash] = events
-        else:
-            del self[for_hash]
 
     def check(self) -> None:
         """Raise AssertionError if an invariant is broken."""

@@ -65,14 +65,11 @@ class Resolver:
         """The reason for not trusting the resident set, or None."""
         if self.capacity.overclaim is not None:
             return self.capacity.overclaim
-        doubt = self.lost or self.capacity.full or self.outgrown or self.groups.doubt
-        return doubt or self.reports.doubt(self.groups.layout) or self._dropped()
-
-    def _dropped(self) -> str | None:
-        """Without hashes that look ahead, vLLM computes the last block of a hit again for EAGLE and MTP."""
         layout = self.groups.layout
-        if not self.speculates or not self.pools or (layout is not None and layout.lookahead):
-            return None
+        doubt = self.lost or self.capacity.full or self.outgrown or self.groups.doubt or self.reports.doubt(layout)
+        if doubt is not None or not self.speculates or not self.pools or (layout is not None and layout.lookahead):
+            return doubt
+        # vLLM computes the last block of a hit again then.
         return "it speculates, and its hashes do not look ahead: with EAGLE or MTP a hit is a block shorter"
 
     @property

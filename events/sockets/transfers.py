@@ -115,11 +115,10 @@ class Transfers:
             except zmq.Again:
                 return
             self._request_rate.take()
-            if len(frames) == 3 and frames[1] == b"" and self._is_request(socket, frames[2]):
+            if len(frames) != 3 or frames[1] != b"":
+                continue
+            if len(frames[2]) <= 8 if socket is self._replays else frames[2] == SNAPSHOT_REQUEST:
                 self._requests[socket, frames[0]] = frames[2]
-
-    def _is_request(self, socket: Socket, body: bytes) -> bool:
-        return len(body) <= 8 if socket is self._replays else body == SNAPSHOT_REQUEST
 
     def wait_s(self) -> float | None:
         """Until something is to be done without a new request; None: nothing is under way."""

@@ -7,7 +7,7 @@ from typing import Any, BinaryIO
 
 import click
 
-from events.messages import BadBatch, BlockRemoved, BlockStored, Decoder, Event, RejectedEvent, UnknownEvent
+from events.messages import BlockRemoved, BlockStored, Decoder, Event, RejectedEvent, UnknownEvent
 from events.tool.output import plain, to_json
 
 
@@ -26,44 +26,36 @@ def decode(file: BinaryIO) -> None:
       warmroute events decode < payloads.jsonl > events.jsonl
       echo '{"payload_hex": "93cb41daac505d90000090c0"}' | warmroute events decode
     """
-    lines = _Lines()
+    unknown: Counter[str] = Counter()
+    bad = 0
+
+    def complain(number: int, reason: str) -> None:
+        nonlocal bad
+        bad += 1
+        click.echo(f"line {number}: {reason}", err=True)
+
     for number, line in enumerate(file, 1):
-        if line.strip():
-            lines.decode(number, line)
-    for name, times in sorted(lines.unknown.items()):
-        click.echo(f"events of the unknown type {name!r} left out: {times}", err=True)
-    click.get_current_context().exit(1 if lines.bad else 0)
-
-
-class _Lines:
-    """Counts of the lines read so far."""
-
-    def __init__(self) -> None:
-        self.bad = 0
-        self.unknown: Counter[str] = Counter()
-
-    def decode(self, number: int, line: bytes) -> None:
+        if not line.strip():
+            continue
         try:
-            batch = Decoder().decode(_payload(line))
+            batch = Decoder().decode(_payload(line), "")
         except ValueError as error:  # BadBatch is one
-            reason = str(error).removeprefix("batch: ") if isinstance(error, BadBatch) else str(error)
-            self._complain(number, reason)
-            return
+            complain(number, str(error).removeprefix(": "))
+            continue
         events = []
         for event in batch.events:
             if isinstance(event, RejectedEvent):
-                self._complain(number, f"an event was left out: {event.reason}")
+                complain(number, f"an event was left out: {event.reason}")
             elif isinstance(event, UnknownEvent):
-                self.unknown[event.type_name] += 1
+                unknown[event.type_name] += 1
             else:
                 events.append(named(event))
-        fields = {"ts": batch.ts, "data_parallel_rank": batch.data_parallel_rank, "events": events}
-        sys.stdout.write(to_json(fields) + "\n")
+        sys.stdout.write(to_json({"ts": batch.ts, "data_parallel_rank": batch.data_parallel_rank, "events": events}))
+        sys.stdout.write("\n")
         sys.stdout.flush()
-
-    def _complain(self, number: int, reason: str) -> None:
-        self.bad += 1
-        click.echo(f"line {number}: {reason}", err=True)
+    for name, times in sorted(unknown.items()):
+        click.echo(f"events of the unknown type {name!r} left out: {times}", err=True)
+    click.get_current_context().exit(1 if bad else 0)
 
 
 def named(event: Event) -> dict[str, Any]:

@@ -14,13 +14,12 @@ from msgspec import Struct
 
 from events.recording.recording import BadRecording, Moment, Recording
 from events.sockets.curve import CurveClient, load_curve_client
-from events.source import Source
+from events.source import ENDPOINT, Source, can_connect
 from events.tool.replica_address import source_at
 from events.tool.words import Decode
 
 Command = Callable[..., Any]
 
-_ENDPOINT = re.compile(r"(?P<scheme>[a-z]*)://(?P<address>.*)", re.DOTALL)
 _HOST_PORT = re.compile(r"[\w.\-\[\]:]+:\d+")
 
 
@@ -176,20 +175,9 @@ def open_targets(arguments: Sequence[str], stream: StreamOptions) -> list[Target
 
 
 def checked_endpoint(value: str, option: str, *, bind: bool = False) -> str:
-    """The endpoint, if it can be connected to (or bound)."""
-    parts = _ENDPOINT.fullmatch(value)
-    if parts is None or parts["scheme"] not in ("tcp", "ipc") or not parts["address"]:
-        raise click.UsageError(f"{option}: {value!r} is not an endpoint; write tcp://HOST:PORT or ipc://PATH")
-    if parts["scheme"] == "ipc":
-        return value
-    host, _, port = parts["address"].rpartition(":")
-    if not host:
-        raise click.UsageError(f"{option}: {value!r} has no port; write tcp://{parts['address']}:5557")
-    if host == "*" and not bind:
-        raise click.UsageError(f"{option}: {value!r} is a bind address; name a host: tcp://127.0.0.1:{port}")
-    free = bind and port in ("0", "*")
-    if not free and not (port.isdecimal() and 1 <= int(port) <= 65535):
-        raise click.UsageError(f"{option}: {port!r} in {value!r} is not a port; use a number from 1 to 65535")
+    """The endpoint, if it can be connected to (or bound: to all addresses, and to a free port)."""
+    if not can_connect(re.sub(r":[0*]$", ":1", value).replace("*", "0") if bind else value):
+        raise click.UsageError(f"{option}: {value!r} is not an endpoint; write {ENDPOINT}")
     return value
 
 

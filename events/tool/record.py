@@ -7,11 +7,10 @@ import click
 from rich.live import Live
 from rich.text import Text
 
-from events.recording.recording import BadRecording, Recorder, redacted_copy
-from events.tool.options import StreamOptions, Target, for_option, json_option, open_targets, stream_options
+from events.recording.recording import Recorder, redacted_copy
+from events.tool.options import StreamOptions, for_option, json_option, open_targets, stream_options
 from events.tool.output import Output, count, size
 from events.tool.streams import Stream, follow
-from events.view import CacheView
 
 
 @click.command()
@@ -45,21 +44,33 @@ def record(
       warmroute events record incident.wre --redact -o shareable.wre
     """
     opened = open_targets(targets, stream)
-    output = Output(as_json)
+    output, streams = Output(as_json), [Stream(target, source) for target in opened for source in target.sources]
     try:
         if any(target.recording is not None for target in opened):
-            _copy(opened, path, redact, force, output)
+            recording = opened[0].recording
+            if len(opened) > 1 or recording is None:
+                raise click.UsageError("give either one FILE to copy, or ENDPOINTs to record")
+            if not redact:
+                raise click.UsageError("copying a recording needs --redact; for an exact copy use cp")
+            if Path(path).exists() and Path(path).samefile(recording.path):
+                raise click.UsageError(f"{path} would be copied onto itself; name another file with -o")
+            recorder, counted = redacted_copy(recording, path, force=force), {}
+            for damage in recording.damage:
+                output.note(f"{recording.path}: {damage}")
         else:
-            streams = [Stream(target, source) for target in opened for source in target.sources]
-            sources = [stream.source for stream in streams]
-            with Recorder(path, sources, redact=redact, force=force) as recorder:
+            with Recorder(path, [stream.source for stream in streams], redact=redact, force=force) as recorder:
                 _record(recorder, streams, for_s, output)
-            views = [stream.view for stream in streams]
-            _report(recorder, views, output)
+            counted = _counts(streams)
     except BrokenPipeError:
         raise
-    except (OSError, BadRecording) as error:
+    except OSError as error:
         raise click.ClickException(str(error)) from error
+    if as_json:
+        output.line(
+            {"file": str(recorder.path), "bytes": recorder.written_bytes, "records": recorder.records, **counted}
+        )
+    else:
+        output.show(Text(_sentence(recorder, counted)))
 
 
 def _record(recorder: Recorder, streams: Sequence[Stream], for_s: float | None, output: Output) -> None:
@@ -73,47 +84,25 @@ def _record(recorder: Recorder, streams: Sequence[Stream], for_s: float | None, 
 
         def every() -> None:
             recorder.flush_if_due()
-            live.update(Text(_sentence(recorder, [stream.view for stream in streams])))
+            live.update(Text(_sentence(recorder, _counts(streams))))
 
         follow(streams, limit_s=for_s, every=every)
 
 
-def _copy(targets: list[Target], path: str, redact: bool, force: bool, output: Output) -> None:
-    recording = targets[0].recording
-    if len(targets) > 1 or recording is None:
-        raise click.UsageError("give either one FILE to copy, or ENDPOINTs to record")
-    if not redact:
-        raise click.UsageError("copying a recording needs --redact; for an exact copy use cp")
-    if Path(path).exists() and Path(path).samefile(recording.path):
-        raise click.UsageError(f"{path} would be copied onto itself; name another file with -o")
-    recorder = redacted_copy(recording, path, force=force)
-    for damage in recording.damage:
-        output.note(f"{recording.path}: {damage}")
-    _report(recorder, [], output)
-
-
-def _report(recorder: Recorder, views: Sequence[CacheView], output: Output) -> None:
-    if output.json:
-        counted = {"file": str(recorder.path), "bytes": recorder.written_bytes, "records": recorder.records}
-        output.line({**counted, **_counts(views)} if views else counted)
-    else:
-        output.show(Text(_sentence(recorder, views)))
-
-
-def _counts(views: Sequence[CacheView]) -> dict[str, int]:
+def _counts(streams: Sequence[Stream]) -> dict[str, int]:
+    stats = [stream.view.stream.stats for stream in streams]
     return {
-        "batches": sum(view.stream.stats.batches for view in views),
-        "stored_blocks": sum(view.resolver.stats.stored_blocks for view in views),
-        "gaps": sum(view.stream.stats.gaps for view in views),
-        "lost_batches": sum(view.stream.stats.lost_batches for view in views),
+        "batches": sum(own.batches for own in stats),
+        "stored_blocks": sum(stream.view.resolver.stats.stored_blocks for stream in streams),
+        "gaps": sum(own.gaps for own in stats),
+        "lost_batches": sum(own.lost_batches for own in stats),
     }
 
 
-def _sentence(recorder: Recorder, views: Sequence[CacheView]) -> str:
+def _sentence(recorder: Recorder, counted: dict[str, int]) -> str:
     """Return one line about the recording so far."""
     parts = [count(recorder.records, "record"), size(recorder.written_bytes)]
-    if views:
-        counted = _counts(views)
+    if counted:
         parts[:0] = [count(counted["batches"], "batch"), count(counted["stored_blocks"], "stored block")]
         parts += [count(counted["gaps"], "gap"), f"{counted['lost_batches']:,} lost"]
     return f"{recorder.path}: {', '.join(parts)}"

@@ -125,9 +125,9 @@ class Tail(Stream):
             for event in batch.events:
                 self._event(action.seq, event)
         elif isinstance(action, Gap):
-            what = "batch" if action.first == action.last else "batches"
-            last = "" if action.first == action.last else f" to {action.last}"
-            self._line("gap", action._asdict(), f"{what} {action.first}{last} missing")
+            one = action.first == action.last
+            what = f"batch {action.first}" if one else f"batches {action.first} to {action.last}"
+            self._line("gap", action._asdict(), f"{what} missing")
         elif isinstance(action, Reset | Partial):
             kind = "reset" if isinstance(action, Reset) else "partial"
             if action.reason != "snapshot":

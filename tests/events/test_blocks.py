@@ -33,11 +33,6 @@ def test_keys_are_what_they_were_in_every_version() -> None:
     assert block_keys([1, 2, 3, 4], 2, root, {1: [("image", 7), b"embedding"]}) == KEYS_OF_ALL_VERSIONS
 
 
-def test_only_full_blocks_have_a_key() -> None:
-    root = root_key("model", block_size=4)
-    assert [len(block_keys([7] * tokens, 4, root)) for tokens in range(10)] == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2]
-
-
 @given(TOKENS, BLOCK_SIZES, EXTRAS)
 def test_packed_tokens_have_the_keys_of_the_list(
     tokens: list[int], block_size: int, extras: dict[int, list[ExtraKey]]
@@ -87,10 +82,6 @@ def test_text_before_an_image_is_shared_by_requests_with_different_images(
 def test_same_image_elsewhere_in_its_block_has_another_key() -> None:
     images: list[list[ExtraKey]] = [[("a", 0)], [("a", 1)], [("b", 0)], [("a", 0), ("b", 0)], [b"a"]]
     assert len({block_keys([1], 1, 1, {0: own})[0] for own in images}) == len(images)
-
-
-def test_empty_extras_are_no_extras() -> None:
-    assert block_keys([1, 2], 1, 1, {}) == block_keys([1, 2], 1, 1, {0: [], 1: ()}) == block_keys([1, 2], 1, 1)
 
 
 def test_prompts_of_different_roots_share_no_key() -> None:

@@ -217,11 +217,6 @@ def test_skimmed_event_gets_its_tokens_on_demand() -> None:
     assert decode_tokens(skimmed) == decode_batch(payload).events[0]
 
 
-def test_event_that_was_not_skimmed_has_its_tokens_already() -> None:
-    event = BlockStored([1], None, [7], 1, None, "GPU", None)
-    assert decode_tokens(event) is event
-
-
 @pytest.mark.parametrize("tokens", NO_TOKENS)
 def test_tokens_skimmed_over_that_are_none_are_refused_on_demand(tokens: bytes) -> None:
     skimmed = Decoder(skim=True).decode(batch({**STORED, "token_ids": msgspec.Raw(tokens)})).events[0]

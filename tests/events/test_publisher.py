@@ -206,11 +206,6 @@ def test_a_status_is_true_at_its_sequence_number(connect: Connect) -> None:
     assert status.load.queued_prefill_tokens == 500
 
 
-def test_two_publishers_have_different_incarnations() -> None:
-    with Publisher(config()) as one, Publisher(config()) as other:
-        assert one.incarnation != other.incarnation
-
-
 def test_a_taken_port_is_named_in_the_error() -> None:
     with Publisher(config()) as publisher, pytest.raises(zmq.ZMQError, match=publisher.endpoints.events):
         Publisher(config(events=publisher.endpoints.events))
@@ -362,21 +357,6 @@ def test_a_failure_of_the_thread_is_seen_and_the_queue_does_not_grow(caplog: pyt
     assert not publisher._queue
     publisher.close()
     assert "has stopped" in caplog.text
-
-
-def test_a_flood_of_replay_requests_does_not_stop_the_events(connect: Connect) -> None:
-    with Publisher(config(replay_batches=2000)) as publisher:
-        for number in range(2000):
-            publisher.publish([stored(number, 0, 0, 0)])
-        wait_until(lambda: publisher.seq == 1999)
-        for _ in range(20):
-            socket = connect(zmq.DEALER, publisher.endpoints.replay)
-            for _ in range(50):
-                socket.send_multipart([b"", bytes(8)])
-        wait_until(lambda: publisher.stats.replays > 0)
-        publisher.publish([AllBlocksCleared()])
-        wait_until(lambda: publisher.seq == 2000)
-        assert publisher.stats.replays < 500  # of a peer only the newest request counts
 
 
 def test_a_request_that_is_no_snapshot_request_is_not_answered(connect: Connect) -> None:

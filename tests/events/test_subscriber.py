@@ -116,12 +116,6 @@ async def test_two_replicas_of_one_name_are_refused() -> None:
                 subscriber.add(native(publisher, "a"))
 
 
-async def test_ranks_of_one_engine_are_streams_of_their_own() -> None:
-    source = Source("r", "tcp://127.0.0.1:5557", "tcp://127.0.0.1:6557")
-    assert source.rank(0).name == "r"
-    assert source.rank(2) == Source("r/2", "tcp://127.0.0.1:5559", "tcp://127.0.0.1:6559")
-
-
 async def test_the_tap_sees_every_frame_before_it_is_acted_on() -> None:
     seen: list[str] = []
     with Publisher(config()) as publisher:

@@ -260,26 +260,6 @@ def test_a_native_replica_that_names_a_block_as_its_own_parent_makes_no_cycle(tr
     assert sizes(tree)[5].blocks == 1
 
 
-def test_a_native_replica_with_unreadable_tokens_is_still_drawn(tree: Tree) -> None:
-    cache = Cache(tree, "native")
-    cache.apply(BlockStored([5], 4, ["many"], SIZE, None, "GPU", None))
-    assert tree.nodes[5].tokens == 0
-    tree.check({"native": cache.resolver})
-
-
-def test_a_block_in_two_groups_is_held_until_both_have_dropped_it(tree: Tree) -> None:
-    cache = Cache(tree)
-    for group in (0, 1):
-        event = cache.stored((1,))
-        event.group_idx = group
-        cache.apply(event)
-        tree.check({"foreign": cache.resolver})
-    assert media(node_of(tree, (1,)), "foreign") == ["GPU", "GPU/1"]
-    cache.apply(cache.removed((1,)))
-    assert media(node_of(tree, (1,)), "foreign") == ["GPU/1"]
-    tree.check({"foreign": cache.resolver})
-
-
 def test_a_tier_that_sends_no_tokens_marks_known_blocks(tree: Tree) -> None:
     cache = Cache(tree)
     disk = BlockStored([cache.hash_of((1, 2))], None, [], SIZE, None, "DISK", None)

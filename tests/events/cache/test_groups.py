@@ -277,18 +277,6 @@ def test_blocks_of_a_sparse_group_alone_are_named_by_their_hashes(
     resolver.check()
 
 
-@pytest.mark.parametrize("encode", ENCODINGS)
-@pytest.mark.parametrize("form", [bytes, low64])
-def test_the_first_chunk_of_a_prompt_may_name_no_block(
-    encode: Callable[[Any], bytes], form: Callable[[bytes], Any]
-) -> None:
-    resolver, names = Resolver(MODEL), [form(digest) for digest in digests(encode, TOKENS)]
-    resolver.apply([stored([], TOKENS[:4], 0, "sliding_window", 4)])
-    resolver.apply([stored([], TOKENS[4:6], 0, "sliding_window", 4, parent=names[1])])
-    resolver.apply([stored(names[4:], TOKENS[6:], 0, "sliding_window", 4, parent=names[2])])
-    assert (resolver.pools["GPU", 0].held, resolver.inexact) == (set(KEYS[4:]), None)
-
-
 def test_a_report_in_a_sparse_group_alone_stores_nothing_and_is_said() -> None:
     """It names all blocks of a hit, of which the group holds the last two."""
     resolver, names = Resolver(MODEL), digests(ENCODINGS[0], TOKENS)

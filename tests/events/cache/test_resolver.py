@@ -55,17 +55,6 @@ def resolved(*events: Event, **options: Any) -> Resolver:
 # ---- names
 
 
-def test_chain_in_pieces_gets_the_keys_of_its_tokens() -> None:
-    resolver = resolved(stored([1], TOKENS[:2]), stored([2, 3], TOKENS[2:], parent=1))
-    assert resolver.keys() == set(KEYS)
-    assert [resolver.matched(KEYS), resolver.matched(KEYS[:2]), resolver.matched(KEYS[1:]), resolver.matched([5])] == [
-        3,
-        2,
-        2,
-        0,
-    ]
-
-
 def test_change_names_the_blocks_and_what_they_follow() -> None:
     resolver = Resolver(MODEL)
     first, rest = stored([1], TOKENS[:2]), stored([2, 3], TOKENS[2:], parent=1)
@@ -158,46 +147,8 @@ def test_an_event_without_blocks_of_its_own_may_come_first_after_a_loss() -> Non
 # ---- copies
 
 
-def test_block_is_gone_with_its_last_copy() -> None:
-    twice = [stored([1], TOKENS[:2]), stored([1], TOKENS[:2])]
-    assert resident_copies(resolved(*twice)) == {("GPU", 0): {1: 2}}
-    assert resolved(*twice, removed(1)).keys() == {KEYS[0]}
-    assert resolved(*twice, removed(1), removed(1)).keys() == set()
-
-
-def test_key_is_gone_with_its_last_hash() -> None:
-    two_names = [stored([1], TOKENS[:2]), stored([2], TOKENS[:2])]
-    assert resolved(*two_names, removed(1)).keys() == {KEYS[0]}
-    assert resolved(*two_names, removed(1), removed(2)).keys() == set()
-
-
-def test_descendants_of_a_removed_block_hit_again_when_it_returns() -> None:
-    chain = stored([1, 2, 3], TOKENS)
-    resolver = resolved(chain, removed(1))
-    assert (resolver.matched(KEYS), resolver.keys()) == (0, set(KEYS[1:]))
-    resolver.apply([stored([1], TOKENS[:2])])
-    assert resolver.matched(KEYS) == 3
-
-
-def test_media_and_groups_are_held_apart() -> None:
-    chain = stored([1, 2, 3], TOKENS)
-    resolver = resolved(chain, stored([1, 2, 3], TOKENS, medium="CPU"), removed(2), removed(9, medium="CPU", group=3))
-    assert (resolver.keys("GPU"), resolver.keys("CPU")) == ({KEYS[0], KEYS[2]}, set(KEYS))
-    assert resolver.stats.removed_unknown == 1
-
-
 def test_medium_that_is_not_said_is_the_gpu() -> None:
     assert resolved(stored([1], TOKENS[:2], medium=None)).keys("GPU") == {KEYS[0]}
-
-
-def test_change_names_its_group() -> None:
-    groups = [stored([1], TOKENS[:2], group_idx=group) for group in (0, 1)]
-    resolver = Resolver(MODEL)
-    told = [(change.group, change.keys) for change in resolver.apply(groups) if isinstance(change, Stored)]
-    assert told == [(0, [KEYS[0]]), (1, [KEYS[0]])]
-    assert resolver.apply([removed(1, group=0)]) == [Removed("GPU", [KEYS[0]])]
-    assert resolver.keys() == {KEYS[0]}
-    assert resolver.apply([removed(1, group=1)]) == [Removed("GPU", [KEYS[0]], 1)]
 
 
 def test_removal_of_what_was_never_stored_leaves_no_trace() -> None:
@@ -226,28 +177,6 @@ def test_one_hash_for_two_texts_is_declared() -> None:
 
 
 # ---- orphans
-
-
-def test_orphans_get_their_keys_when_their_parent_comes_whatever_the_order() -> None:
-    first, second, third = stored([1], TOKENS[:2]), stored([2], TOKENS[2:4], 1), stored([3], TOKENS[4:], 2)
-    resolver = resolved(third, second)
-    assert (resolver.keys(), resolver.orphan_blocks, resolver.resident_blocks()) == (set(), 2, 2)
-    changes = resolver.apply([first])
-    resolver.check()
-    assert [change.keys for change in changes if isinstance(change, Stored)] == [[key] for key in KEYS]
-    assert (resolver.keys(), resolver.orphan_blocks, resolver.inexact) == (set(KEYS), 0, None)
-
-
-def test_orphan_removed_while_it_waited_is_not_held() -> None:
-    resolver = resolved(stored([2, 3], TOKENS[2:], 1), removed(2), stored([1], TOKENS[:2]))
-    assert resolver.keys() == {KEYS[0], KEYS[2]}
-
-
-def test_tier_that_names_blocks_by_hash_alone_gets_keys_from_another_tier() -> None:
-    offloaded = BlockStored([1, 2], None, [], 0, None, "CPU", None)
-    for events in ([offloaded, stored([1, 2], TOKENS[:4])], [stored([1, 2], TOKENS[:4]), offloaded]):
-        resolver = resolved(*events, removed(1), removed(2))
-        assert (resolver.keys("GPU"), resolver.keys("CPU")) == (set(), set(KEYS[:2]))
 
 
 def test_waiting_orphans_are_bounded_and_dropping_them_is_declared() -> None:

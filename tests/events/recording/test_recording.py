@@ -81,13 +81,6 @@ def test_an_existing_file_is_refused_and_left_alone(tmp_path: Path) -> None:
     assert path.read_bytes() == b"precious"
 
 
-def test_force_replaces_it(tmp_path: Path) -> None:
-    path = tmp_path / "a.wre"
-    path.write_bytes(b"precious")
-    write(path, RECORDS, force=True)
-    assert list(Recording(path).records()) == RECORDS
-
-
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 something else", MAGIC, MAGIC + b"\xa5\x5aWR\xff\xff\xff\xff"])
 def test_a_file_that_is_no_recording_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.wre").write_bytes(content)

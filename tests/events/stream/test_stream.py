@@ -4,8 +4,7 @@ from collections.abc import Iterable
 
 from events.cache.pool import Digest
 from events.cache.resolver import Resolver
-from events.messages import AllBlocksCleared, BlockStored, EventBatch, encode_batch
-from events.stream.actions import Action, Apply, Compare, Gap, Partial, Replay, Reset, Snapshot
+from events.stream.actions import Action, Apply, Compare, Gap, Replay, Reset, Snapshot
 from events.stream.foreign_stream import ForeignStream
 from events.stream.native_stream import NativeStream
 from events.stream.states import StreamConfig
@@ -86,22 +85,6 @@ def test_a_gap_is_shown_and_replayed_from_the_last_batch_known() -> None:
     assert stream.partial is None and stream.last_seq == 5
 
 
-def test_a_duplicate_is_dropped() -> None:
-    stream = following(3)
-    assert stream.live(1, payload(1), 1.0) == []
-    assert stream.stats.duplicates == 1 and stream.exact
-
-
-def test_a_batch_that_comes_after_its_successor_fills_the_gap() -> None:
-    stream = following(1)
-    stream.live(2, payload(2), 0.0)
-    stream.live(1, payload(1), 0.0)
-    stream.replayed(0, payload(0), 0.0)
-    stream.replayed(1, payload(1), 0.0)
-    stream.replay_ended(0.0)
-    assert stream.exact and stream.last_seq == 2 and stream.stats.batches == 3
-
-
 def test_sequence_going_back_with_new_content_is_a_restart() -> None:
     stream = following(3)
     actions = stream.live(0, payload(0, "b"), 1.0)
@@ -125,18 +108,6 @@ def test_after_a_reconnect_nothing_is_applied_until_continuity_is_proved() -> No
     assert applied(stream.replayed(3, payload(3), 1.0)) == [3]
     stream.replay_ended(1.0)
     assert stream.exact
-
-
-def test_after_a_reconnect_a_publisher_that_knows_nothing_has_restarted() -> None:
-    stream = following(3)
-    stream.connected(1.0)
-    assert kinds(stream.replay_ended(1.0)) == ["Reset", "Replay"]
-
-
-def test_a_reconnect_whose_continuity_cannot_be_proved_forgets_and_says_so() -> None:
-    stream = following(3)
-    stream.connected(1.0)
-    assert kinds(stream.replayed(40, payload(40), 1.0)) == ["Reset", "Partial", "Apply"]
 
 
 def test_a_reconnect_without_a_replay_socket_is_partial() -> None:
@@ -170,17 +141,6 @@ def test_a_replay_socket_that_does_not_answer_is_given_up() -> None:
     assert applied(stream.live(6, payload(6), now)) == [6]
 
 
-def test_all_blocks_cleared_makes_a_partial_view_exact() -> None:
-    view = CacheView("r", ForeignStream(StreamConfig(can_replay=False)))
-    view.perform(view.stream.connected(0.0))
-    block = BlockStored([1], None, [1], 1, None, "GPU", None)
-    view.perform(view.stream.live(5, encode_batch(EventBatch(0.0, [block])), 0.0))
-    assert view.inexact == "joined at batch 5: what came before is not known"
-    view.perform(view.stream.live(6, encode_batch(EventBatch(0.0, [AllBlocksCleared()])), 0.0))
-    assert view.resolver.resident_blocks() == 0
-    assert view.stream.exact
-
-
 def test_an_idle_foreign_stream_is_probed_and_its_lost_tail_found() -> None:
     stream = following(3)
     assert stream.tick(0.5) == []
@@ -201,17 +161,6 @@ def test_an_unanswered_probe_is_no_longer_exact_until_something_is_heard() -> No
         assert now < 20
     stream.live(1, payload(1), now)
     assert stream.exact
-
-
-def test_memory_is_bounded_while_a_repair_is_awaited() -> None:
-    stream = following(1, max_held_batches=10)
-    for seq in range(5, 500):
-        stream.live(seq, payload(seq), 0.0)
-    assert stream.stats.dropped_waiting == 485
-    for seq in range(500):
-        stream.replayed(seq, payload(seq), 0.0)
-    stream.replay_ended(0.0)
-    assert stream.exact and stream.last_seq == 499
 
 
 def test_held_bytes_are_bounded() -> None:
@@ -270,56 +219,6 @@ def test_a_digest_that_differs_leads_to_a_snapshot_but_not_to_a_storm() -> None:
             view.perform(stream.snapshot(7, 3, [], step / 50))
     assert stream.stats.digest_mismatches == snapshots + 1
     assert 2 <= snapshots <= 5  # 0.2 s after the first, then twice as long each time
-
-
-def test_a_snapshot_that_does_not_help_is_not_asked_for_in_a_storm() -> None:
-    stream = NativeStream(StreamConfig(can_replay=False))
-    actions = stream.connected(0.0)
-    asked, now = 0, 0.0
-    while now < 2.0:
-        if Snapshot() in actions:
-            asked += 1
-            actions = stream.snapshot(7, 3, [], now) + stream.live(9, payload(9), now)
-        else:
-            now += 0.02
-            actions = stream.tick(now)
-    assert 2 <= asked <= 5
-
-
-def test_a_payload_that_is_no_batch_makes_the_view_partial_and_names_it() -> None:
-    view = CacheView("replica-1", ForeignStream(StreamConfig(can_replay=False)))
-    view.perform(view.stream.live(0, b"\xc1", 0.0))
-    assert view.inexact is not None and view.inexact.startswith("batch 0 of replica-1: not msgpack")
-
-
-def test_what_is_unknown_at_start_is_not_exact() -> None:
-    assert not ForeignStream().exact
-    assert kinds(ForeignStream(StreamConfig(can_replay=False)).connected(0.0)) == []
-    stream = ForeignStream(StreamConfig(can_replay=False))
-    assert Partial("joined at batch 3: what came before is not known") in stream.live(3, b"", 0.0)
-
-
-def test_a_replay_socket_that_comes_up_late_is_asked_again() -> None:
-    stream = ForeignStream()
-    assert stream.connected(0.0) == [Replay(0)]
-    now = 0.0
-    while stream.repairing:
-        now += 0.1
-        stream.tick(now)
-    assert stream.partial == "the replay socket does not answer"
-    actions: list[Action] = []
-    while not actions:
-        now += 0.1
-        actions = stream.tick(now)
-        assert now < 60
-    assert actions == [Replay(0)]
-    stream.replayed(0, payload(0), now)
-    stream.replay_ended(now)
-    assert stream.exact
-
-
-def test_nothing_is_asked_before_there_is_a_connection() -> None:
-    assert ForeignStream().tick(1000.0) == []
 
 
 def test_a_native_replica_that_was_long_gone_is_asked_at_once_when_it_returns() -> None:
@@ -404,23 +303,6 @@ def test_history_is_asked_for_again_when_the_replay_socket_answers_at_last() -> 
     assert stream.exact and stream.last_seq == 5
 
 
-def test_a_foreign_stream_that_is_doubted_is_forgotten_and_replayed_from_the_first_batch() -> None:
-    stream = following(3)
-    assert stream.resync("doubted", 1.0) == [Reset("doubted"), Replay(0)]
-    assert (stream.doubt, stream.settled) == ("doubted", False)
-    assert applied(action for seq in range(3) for action in stream.replayed(seq, payload(seq), 1.0)) == [0, 1, 2]
-    stream.replay_ended(1.0)
-    assert (stream.exact, stream.settled, stream.last_seq) == (True, True, 2)
-
-
-def test_a_native_stream_that_is_doubted_is_kept_until_the_snapshot_comes() -> None:
-    stream = native_at(5)
-    assert kinds(stream.resync("doubted", 1.0)) == ["Partial", "Snapshot"]
-    assert not stream.exact
-    assert kinds(stream.snapshot(7, 6, [b"s"], 1.0)) == ["Reset", "Apply"]
-    assert stream.exact
-
-
 def test_many_doubts_at_once_are_one_request_and_do_not_put_off_the_next() -> None:
     stream = native_at(5)
     assert kinds(stream.resync("doubted", 1.0)) == ["Partial", "Snapshot"]
@@ -468,14 +350,6 @@ def test_without_a_connection_nothing_is_asked() -> None:
         asked = [action for step in range(1, 400) for action in stream.tick(float(step))]
         assert asked == []
         assert stream.doubt == "not connected"
-
-
-def test_a_repair_is_not_given_up_while_there_is_no_connection() -> None:
-    stream = following(3)
-    stream.live(5, payload(5), 0.0)
-    stream.disconnected()
-    assert [action for step in range(1, 400) for action in stream.tick(float(step))] == []
-    assert kinds(stream.connected(400.0)) == ["Replay"]
 
 
 def test_after_a_standstill_nothing_is_exact_until_a_replay_shows_the_tail() -> None:

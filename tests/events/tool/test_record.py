@@ -139,12 +139,6 @@ def test_an_existing_file_is_refused(tmp_path: Path) -> None:
     assert path.read_text() == "precious"
 
 
-def test_a_file_in_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    result = run("tcp://127.0.0.1:1", "-o", tmp_path / "nowhere" / "a.wre")
-    assert result.exit_code == 1
-    assert "nowhere" in result.stderr
-
-
 def test_a_recording_is_copied_redacted(tmp_path: Path) -> None:
     engine = record_incident(tmp_path / "a.wre", secrets=True)
     result = run(tmp_path / "a.wre", "--redact", "-o", tmp_path / "r.wre", "--json")
