@@ -68,7 +68,8 @@ class SuspectDetector:
                     other.health.probe_soon(now_s)
         server.suspicion = reason
 
-    def _recovered(self, server: Server, now_s: float) -> None:
+    def recovered(self, server: Server, now_s: float) -> None:
+        """Trust it again; streams that stay silent for a while from now on are to continue over other connections."""
         log.warning("%s: heard again after %.1f s", server.name, now_s - server.silent_since_s)
         server.suspicion, server.recovered_s = "", now_s
         server.upstream.drop_idle()
@@ -100,7 +101,7 @@ class SuspectDetector:
     def _works_again(self, server: Server, now_s: float) -> None:
         server.health.stall(None)
         server.longest_step_s, server.worked_s = 0.0, now_s  # the pause was no step
-        self._recovered(server, now_s)
+        self.recovered(server, now_s)
 
     def _look_at_engine(self, server: Server, now_s: float) -> None:
         """Suspect an engine that computes nothing although it should and its server answers, while others compute."""
@@ -142,7 +143,7 @@ class SuspectDetector:
         if health.silent_s > GIVEN_UP_S + health.patience_s - health.config.silence_s:
             self.suspect(server, "no heartbeat comes from it any more", now_s - health.silent_s)
         elif server.suspicion and now_s - server.alive_s < JUST_NOW_S:
-            self._recovered(server, now_s)
+            self.recovered(server, now_s)
 
     def migrate_stalled(self, now_s: float) -> None:
         """Take requests away from suspected replicas, and restart those stuck at replicas that are heard again."""

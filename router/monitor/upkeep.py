@@ -25,7 +25,7 @@ from router.members.members import Member, Server
 from router.members.spec import BadSpec, Desired, ReplicaSpec
 from router.members.upstream import Upstream
 from router.monitor.learning import PROBE_S, USUAL_BLOCK_TOKENS, Learning, ask
-from router.monitor.suspects import GIVEN_UP_S, QUIET_S, RunningRequests, SuspectDetector, is_quiet
+from router.monitor.suspects import GIVEN_UP_S, QUIET_S, RECOVERY_S, RunningRequests, SuspectDetector, is_quiet
 from router.placement.index import APPROXIMATE
 from router.proxy.retries import refusal_code
 
@@ -183,7 +183,12 @@ class Upkeep:
                 except Broken as broken:
                     if broken.silent or not broken.refused:  # one that ends refuses connections, and still answers
                         return str(broken)
+                else:
+                    if server.suspicion:  # some of its connections may have died meanwhile
+                        self.suspects.recovered(server, self.now_s())
                 quiet_since_s = self.now_s()
+            if now_s - server.recovered_s > RECOVERY_S:
+                self.requests.move_unheard({server: list(self.members)})
         return None
 
     async def close(self) -> None:

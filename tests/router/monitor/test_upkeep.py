@@ -222,6 +222,28 @@ async def test_a_removed_replica_that_freezes_is_left_at_once() -> None:
         assert (await client.answer()).status in (404, 503)  # long before the 60 s of its drain
 
 
+async def test_a_stream_whose_connection_died_as_its_replica_was_removed_continues_elsewhere() -> None:
+    def begins(call: Call) -> None:
+        call.begin_frames()
+        call.frame(event("one "), 5)
+
+    def ends(call: Call) -> None:
+        call.begin_frames()
+        call.frame(DONE)
+        call.end()
+
+    leaving, other = Scripted("leaving", begins, native=True), Scripted("other", ends, native=True)
+    async with leaving.running(), other.running(), served(leaving) as running, connect(running.port) as client:
+        client.send("POST", CHAT, chat(stream=True))
+        await client.head()
+        assert await client.chunk() == event("one ")
+        upkeep, began_s = running.front.upkeep, running.router.now_s()
+        upkeep.suspects.suspect(running.member("leaving").server, "all are silent", began_s)
+        upkeep.apply({"other": other.spec})
+        assert DONE in b"".join([part async for part in client.chunks()])
+        assert running.router.now_s() - began_s < 10  # its drain has 60 s
+
+
 async def test_a_removed_replica_that_is_only_slow_may_continue() -> None:
     taken: list[Call] = []
     leaving = Scripted("leaving", taken.append, native=True)
