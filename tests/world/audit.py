@@ -35,7 +35,7 @@ from tests.world.sglang import SglangAnswering
 from tests.world.vllm import VllmAnswering, VllmReplica
 
 WAITS_S = 45.0  # at most, from one byte to the next: for room, and for three replicas that say nothing
-QUEUE_TIMEOUT_S = 20.0  # as the router is told
+QUEUE_TIMEOUT_S, FIRST_TOKEN_TIMEOUT_S = 20.0, 10.0  # as the router is told
 NO_REPLICA = "refused with 503 no_replica"
 PAUSE_S = 0.45  # before a third replica is asked after two were lost
 NO_ROOM = "429 queue_full"
@@ -80,6 +80,7 @@ class Audit:
         self.outages: list[tuple[float, float]] = []  # in which nobody was heard
         self._replicas, self._routers, self._keys, self._fleet = replicas, routers, keys, fleet
         self._lines: dict[str, list[Line]] = {}  # by the request's id
+        self._lost_s: dict[str, list[float]] = {}
         self._beside: dict[str, list[tuple[float, bool]]] = {}  # those that waited with a full queue when one ended
 
     def fail(self, what: str) -> None:
@@ -99,6 +100,10 @@ class Audit:
         waiting = routed.router.waiting
         if len(waiting) >= waiting.capacity:
             self._beside[line.request_id] = [(one.came_s, one.has_begun) for one in waiting.in_order()]
+
+    def lost(self, request_id: str, now_s: float) -> None:
+        """Note that a router has lost a request at a replica, which may not have read it yet."""
+        self._lost_s.setdefault(request_id, []).append(now_s)
 
     def step(self, now_s: float) -> None:
         """Every structure is sound, nothing is stuck, and nobody works for a request that is over."""
@@ -258,8 +263,9 @@ class Audit:
         if end == f"refused with {NO_ROOM}":
             waited = one.ended_s - one.asked_s >= QUEUE_TIMEOUT_S
             return had_no_room or is_short or waited or NO_ROOM in told
-        if end == NO_REPLICA and is_short and was_cut_off:
-            return True
+        was_late = any(answering.lost_s - answering.sent_s >= FIRST_TOKEN_TIMEOUT_S for answering in answerings)
+        if end == NO_REPLICA and ((is_short and was_cut_off) or was_late):
+            return True  # what takes too long at a replica is not sent there again
         if end == "broken off" and (had_no_room or told - WAITED_FOR or one.longest_wait_s >= QUEUE_TIMEOUT_S):
             return True
         if end == "broken off" and any(not answering.replica.resumes for answering in answerings):
@@ -269,7 +275,7 @@ class Audit:
         begun = [one for one in answerings if isinstance(one, SglangAnswering) and one.cached is not None]
         if end == "broken off" and any(one.lost_s < math.inf or one.replica.host.troubled_s > 0 for one in begun):
             return True  # it tells no tokens in chats
-        losses = sorted(answering.lost_s for answering in answerings if answering.lost_s < math.inf)
+        losses = self._lost_s.get(one.id, [])
         return len(losses) >= MAX_LOST and any(later - lost > PAUSE_S for lost, later in pairwise(losses))
 
     def _has_tokenizer(self, one: Asked) -> bool:

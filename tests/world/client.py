@@ -16,6 +16,7 @@ from tests.world.loop import WorldLoop
 from tests.world.replica import TOOL
 
 WORDS = ("cache", "block", "route", "warm", "prefix", "token", "queue", "drain", "probe", "stream")
+CONNECTS_S = 0.1  # before it asks, where clients ask at the same moments
 PATIENCE_S = 60.0  # without a byte: longer than every limit of the router together
 LEFT = "left"
 LIMITED = "refused with 429 rate_limit_exceeded"
@@ -98,13 +99,13 @@ class Asking:
                 at_s = math.ceil(at_s / self._together_s) * self._together_s
             if self._lull[0] <= at_s < self._lull[1]:
                 at_s += self._lull[1] - self._lull[0]
-            await asyncio.sleep(at_s - loop.time())
-            if loop.time() >= until_s:
+            if at_s >= until_s:
                 return
+            await asyncio.sleep(at_s - (CONNECTS_S if self._together_s else 0.0) - loop.time())
             words = chance.choices(WORDS, k=chance.choice((3, 40, 200)))
             text = chance.choice(self._beginnings) + " ".join(words)
             most_tokens = chance.choice((1, 8, 30, 100))
-            asked = Asked(f"{self.name}-{number}", self._key, loop.time(), text, most_tokens)
+            asked = Asked(f"{self.name}-{number}", self._key, max(at_s, loop.time()), text, most_tokens)
             asked.streams = chance.random() < 0.7
             asked.leaves_after = chance.choice((0, 1, 5)) if chance.random() < 0.1 else None
             asked.is_wrong = chance.random() < 0.05
@@ -121,8 +122,7 @@ class Asking:
         """Ask it, hear the answer to its end, and note how it ended."""
         loop = asyncio.get_running_loop()
         assert isinstance(loop, WorldLoop)
-        began_s = heard_s = loop.time()
-        self._say(self.name, f"asks {asked.id}: {len(asked.text)} characters, for {asked.max_tokens} tokens")
+        began_s = heard_s = asked.asked_s
         try:
             limit = 2**16 if asked.pauses is None else 1024  # of what is read before it is wanted
             reader, writer = await asyncio.open_connection(*self._router, limit=limit)
@@ -139,6 +139,9 @@ class Asking:
                     path, body = TOOL, {"model": MODEL, "text": asked.text}
                 body |= {"padding": "x" * asked.padding} if asked.padding else {}
                 key = {} if asked.key is None else {"authorization": f"Bearer {asked.key}"}
+                await asyncio.sleep(asked.asked_s - loop.time())
+                said = f"asks {asked.id}: {len(asked.text)} characters, for {asked.max_tokens} tokens"
+                self._say(self.name, said)
                 client.send("POST", path, b"{" if asked.is_wrong else body, x_request_id=asked.id, **key)
                 if asked.leaves_after == 0:
                     await asyncio.sleep(self._chance.choice((0.0, 0.001, 0.02, 1.0)))

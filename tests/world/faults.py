@@ -14,7 +14,7 @@ from router.tenants.keys import Key
 from tests.router.scripted import QUEUE_FULL
 from tests.world.edited import BROKEN, EditedFile
 from tests.world.network import Host
-from tests.world.publisher import EVENTS
+from tests.world.publisher import EVENTS, STATUS
 from tests.world.replica import ScriptedReplica
 
 Say = Callable[[str, str], None]
@@ -22,14 +22,8 @@ Fault = Callable[["Faults", ScriptedReplica], Awaitable[None]]
 
 CHANCE: ContextVar[random.Random] = ContextVar("chance")
 EVERY_S = (3.0, 6.0, 15.0)  # at one replica
-MOMENTS = (
-    "health check",
-    "request",
-    "continuation",
-    "effect",
-    "first token",
-    "snapshot",
-)  # right after which something may go wrong
+# Right after these something may go wrong.
+MOMENTS = "health check", "request", "continuation", "effect", "first token", "snapshot"
 AWAITED_S = 3.0
 LONG_S = 4.0  # of a silence: long enough to be noticed
 TOGETHER_S = 0.3  # the replicas of a machine that dies end within this time
@@ -41,7 +35,8 @@ ANSWERS = (*((status, ERROR) for status in (404, 429, 500, 501, 503)), (429, QUE
 class Faults:
     """`left_out` names faults that are not to come; whatever else happens stays as it was drawn.
 
-    `keys` and `fleet` are the files of keys and of replicas, in worlds that have them.
+    `keys` and `fleet` are the files of keys and of replicas, in worlds that have them. In half of the worlds that are
+    crowded, replicas are lost right after their first tokens, while requests of the same moment still wait.
     """
 
     def __init__(
@@ -53,6 +48,8 @@ class Faults:
         left_out: Collection[str],
         keys: EditedFile[Key] | None,
         fleet: EditedFile[ReplicaSpec] | None,
+        *,
+        is_crowded: bool,
     ) -> None:
         chance = random.Random(f"{seed} faults")
         self.names: list[str] = []  # of those that came
@@ -64,6 +61,8 @@ class Faults:
         self._moments = chance.sample(MOMENTS, chance.randrange(1, len(MOMENTS) + 1))
         self._every_s = chance.choice(EVERY_S)
         self._spared = chance.choice(replicas)
+        if is_crowded and chance.random() < 0.5:
+            self._kinds, self._moments, self._every_s = [Faults.kill, Faults.machine, Faults.cut], ["first token"], 3.0
 
     @property
     def _chance(self) -> random.Random:
@@ -95,6 +94,16 @@ class Faults:
                 CHANCE.set(chance)
                 await kind(self, replica)
                 replica.is_troubled, replica.well_since_s = False, loop.time()
+
+    async def lose_tails(self, until_s: float) -> None:
+        """In some worlds, lose the last events of all replicas, after which none come that would show a gap."""
+        chance, loop = random.Random(f"{self._seed} tails"), asyncio.get_running_loop()
+        if chance.random() < 0.3:
+            await asyncio.sleep(until_s - chance.choice((0.0, 1.0, 5.0)) - loop.time())
+            for replica in self._replicas:
+                if replica.publisher.subscribers[STATUS]:  # else nothing but a later batch could show it
+                    self._say(replica.name, "loses its last events")
+                    replica.publisher.lost_share = 1.0
 
     @staticmethod
     async def _moment(replica: ScriptedReplica, what: str) -> None:
@@ -154,12 +163,20 @@ class Faults:
         replica.host.lose_packets(self._chance.choice((0.2, 0.4, 0.8)))
 
     async def _break_others(self, replica: ScriptedReplica) -> None:
-        """At times an answer of another one breaks just as this one takes none, and is to go on here."""
+        """At times an answer of another one breaks just as this one takes none, and the others have no room for it."""
+        chance = self._chance
         with self._with_others(replica) as those:
-            if self._chance.random() < 0.5:
-                other = self._chance.choice([*those[1:], self._spared])
+            if chance.random() < 0.5:
+                others = [*those[1:], self._spared]
+                other = chance.choice(others)
                 await self._moment(other, "first token")
+                full = [one for one in others if not one.is_crowded and chance.random() < 0.8]
+                for one in full:
+                    one.is_crowded = True
                 await self.cut(other)
+                await asyncio.sleep(chance.choice((0.1, 0.5)))
+                for one in full:
+                    one.is_crowded = False
 
     async def silence(self, replica: ScriptedReplica) -> None:
         await self._silence([replica], self._chance.choice((0.05, 0.5, LONG_S, 15.0)))

@@ -22,7 +22,7 @@ from router.proxy.attempt import Attempt
 from router.proxy.retries import Row
 from router.records.access_log import Line
 from router.tenants.keys import Key
-from tests.world.audit import QUEUE_TIMEOUT_S, Audit, Routed
+from tests.world.audit import FIRST_TOKEN_TIMEOUT_S, QUEUE_TIMEOUT_S, Audit, Routed
 from tests.world.client import WORDS, Asking
 from tests.world.edited import EditedFile, keys_by_name
 from tests.world.engine import EngineReplica
@@ -35,7 +35,7 @@ from tests.world.sglang import SglangReplica
 from tests.world.vllm import VllmReplica
 
 PORT, PEERS = 8000, 5570
-ROUTERS = (1, 1, 1, 2, 3, 4)
+ROUTERS, CROWDED_ROUTERS = (1, 1, 1, 2, 3, 4), (1, 1, 1, 2)
 LASTS_S = 60.0  # with clients and faults; several routers share the time, since each costs as much
 LEAST_S = 20.0  # of several
 CALM_S = 10.0  # after the last fault: then the router knows everything again
@@ -80,7 +80,8 @@ class World:
         self.loop = WorldLoop(random.Random(f"{seed} loop"), grain_s)
         self.network = Network(self.loop, str(seed), chance.choice(SLOW_SHARES))
         self.loop.set_exception_handler(self._failed)
-        names = ["router", *(f"router{number}" for number in range(2, max(routers, chance.choice(ROUTERS)) + 1))]
+        drawn = CROWDED_ROUTERS if self._is_crowded else ROUTERS
+        names = ["router", *(f"router{number}" for number in range(2, max(routers, chance.choice(drawn)) + 1))]
         self.routers = {host: Routed(host) for host in map(self.network.host, names)}
         kinds, names = chance.choice(KINDS), [f"r{number}" for number in range(chance.randrange(2, 6))]
         self.replicas = [chance.choice(kinds)(self.network, name, chance, self.say) for name in names]
@@ -99,7 +100,8 @@ class World:
         self._parts = chance.random() < 0.5  # routers from each other
         self._config = msgspec.structs.replace(self._draw(), **settings)
         self.audit = Audit(self.replicas, self.routers.values(), self.keys, self.fleet)
-        self.faults = Faults(seed, self.replicas, list(self.routers), self.say, left_out, self.keys, self.fleet)
+        files, hosts = (self.keys, self.fleet), list(self.routers)
+        self.faults = Faults(seed, self.replicas, hosts, self.say, left_out, *files, is_crowded=self._is_crowded)
         self.audit.outages = self.faults.outages
 
     def run(self) -> "World":
@@ -132,7 +134,8 @@ class World:
         living = [self._at(self.network.host(client.name), client.run(until_s)) for client in clients]
         stepping = asyncio.create_task(self._step())
         if self._is_disturbed:
-            await asyncio.gather(self.faults.run(until_s), self._restart(until_s), self._part(until_s))
+            faults = self.faults.run(until_s), self.faults.lose_tails(until_s)
+            await asyncio.gather(*faults, self._restart(until_s), self._part(until_s))
         await asyncio.gather(*living)
         self.audit.clients()
         await asyncio.sleep(CALM_S)
@@ -196,6 +199,8 @@ class World:
 
         def learn(attempt: Attempt, row: Row, reason: str) -> None:
             self.audit.reached[row.what, _column(attempt)] += 1
+            if row.retries == "three":
+                self.audit.lost(cast(Any, attempt.owner).flow.port.admitted.request_id, self.loop.time())
             honest(attempt, row, reason)
 
         front.router.learn = learn  # type: ignore[method-assign]
@@ -213,10 +218,10 @@ class World:
             health_interval_s=chance.choice((0.5, 2.0)),
             policy=chance.choice(("cost", "cost", "round-robin", "least-loaded")),
             replica_limit=1 if self._is_crowded else chance.choice((2, 8, 512)),
-            queue_size=2 if self._is_crowded else chance.choice((2, 1024, 1024)),
+            queue_size=chance.choice((1, 2, 2) if self._is_crowded else (2, 1024, 1024)),
             queue_timeout_s=QUEUE_TIMEOUT_S,
-            first_token_timeout_s=10.0,
-            idle_timeout_s=120.0 if all(type(replica) is ScriptedReplica for replica in self.replicas) else 10.0,
+            first_token_timeout_s=FIRST_TOKEN_TIMEOUT_S,
+            idle_timeout_s=10.0 if any(isinstance(replica, VllmReplica) for replica in self.replicas) else 120.0,
         )
 
     async def _restart(self, until_s: float) -> None:
