@@ -32,10 +32,10 @@ LONG := tests/chaos/test_kv_tiers.py tests/docs/test_walks.py tests/fleet/test_u
 # ones come first.
 PATIENT := tests/chaos/test_fleet_nodes.py tests/hostile/test_ray.py tests/hostile/test_other_users.py \
 	tests/hostile/test_silence.py tests/hostile/test_connections.py tests/chaos/test_fleet_rolling.py $(addprefix tests/chaos/test_, \
-	router_picker.py shadow.py incident_replay.py router_from_zero.py router_otlp.py router_engines.py router_openai.py \
-	router_messages.py router_responses.py router_abuse.py)
+	router_picker.py shadow.py incident_replay.py router_otlp.py router_engines.py router_openai.py \
+	router_clients.py)
 # These look at the clock, and want the machine for themselves; the calm ones come first.
-CLOCKED := $(addprefix tests/chaos/test_,replica_kill.py router_failure.py replica_load.py router_spread.py stream_chaos.py) \
+CLOCKED := $(addprefix tests/chaos/test_,replica_kill.py router_failure.py replica_load.py stream_chaos.py) \
 	tests/hostile/test_large_bodies.py
 # Each worker imports all that the files which it reads import, which takes seconds. So files are chosen by what they say;
 # tests/test_layout.py demands that each test is found so.
@@ -80,7 +80,6 @@ collect: $(INSTALLED)
 test-thorough: $(INSTALLED)
 	$(BIN)/pytest -n auto --timeout 600 --hypothesis-profile=thorough $(PROPERTIES)
 	$(BIN)/python -m tests.fuzz.decode --count 100000
-	$(BIN)/python -m tests.fuzz.picker --count 30000
 
 qualify: $(INSTALLED)  ## run what changes rarely or needs what is not ours: engines, clients, images, whole grids; hours
 	$(BIN)/python -m qualification

@@ -52,7 +52,7 @@ def stand_ins() -> Iterator[list[str]]:
     urls: list[str] = []
     with ExitStack() as stack:
         for _ in range(REPLICAS // OF_A_PROCESS):
-            command = [sys.executable, "-m", "tests.chaos.publishing", str(OF_A_PROCESS), str(ENTRIES // REPLICAS)]
+            command = [sys.executable, "-m", "tests.bench.publishing", str(OF_A_PROCESS), str(ENTRIES // REPLICAS)]
             process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
             stack.callback(process.kill)
             assert process.stdout is not None, "it is a pipe"

@@ -142,16 +142,6 @@ def duplex_requests(config: Config) -> None:
     processing(config)["processing_mode"]["request_body_mode"] = "FULL_DUPLEX_STREAMED"
 
 
-def passing_trailers(config: Config) -> None:
-    """Take trailers from clients, and send them on."""
-    manager(config)["http_protocol_options"] = {"enable_trailers": True}
-    kind = "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
-    options = {"explicit_http_config": {"http_protocol_options": {"enable_trailers": True}}}
-    cluster(config, "replicas")["typed_extension_protocol_options"] = {
-        "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {"@type": kind, **options}
-    }
-
-
 def fails_closed(config: Config) -> None:
     processing(config)["failure_mode_allow"] = False
 

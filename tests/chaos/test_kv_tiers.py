@@ -4,18 +4,16 @@ Nothing may ever fail for a client, and each answer is, byte for byte, that of o
 """
 
 import itertools
-import json
 import os
 import random
 import signal
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -27,7 +25,6 @@ from tests.chaos.tiered import (
     BLOCK_BYTES,
     CLIENTS,
     DISK,
-    START_S,
     Tiered,
     Undisturbed,
     answer,
@@ -39,7 +36,6 @@ from tests.chaos.tiered import (
     tiered,
 )
 from tests.events.processes import tool, wait_until
-from tests.fleet.test_up import starting
 from tests.replica.models import saved
 
 pytestmark = [
@@ -300,32 +296,3 @@ def test_a_source_that_is_killed_in_the_middle_costs_no_answer(
 
 
 # ---- with default settings
-
-
-@pytest.mark.grid
-def test_up_keeps_blocks_in_host_memory_and_shows_them(demo_cache: Path) -> None:
-    options = ("--model", "demo", "--replicas", "1", "--no-ray", "--port", "0", "--", "--num-blocks", "64")
-    with starting(*options, WARMROUTE_CACHE_DIR=str(demo_cache)) as running:
-        running.wait_for("Ctrl-C ends everything", within_s=START_S)
-        for number in range(4):
-            running.ask(messages=[{"role": "user", "content": text(number, 40)}])
-        [replica] = get(running.url + "/replicas")["replicas"]
-        assert b'warmroute:tier_blocks{medium="CPU"' in fetch(replica["url"] + "/metrics")
-
-        def is_shown() -> bool:
-            shown = get(running.url + f"/dashboard/replicas/{replica['name']}")["replica"]
-            metrics = fetch(running.url + "/metrics").decode()
-            return shown["index"]["blocks"].get("CPU", 0) > 0 and f'{replica["name"]}",medium="CPU"}}' in metrics
-
-        wait_until(is_shown, "router and dashboard show host memory")
-        assert running.end() == 0
-
-
-def fetch(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=START_S) as answered:
-        content: bytes = answered.read()
-    return content
-
-
-def get(url: str) -> Any:
-    return json.loads(fetch(url))

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from events.blocks import block_keys, root_key
 from events.cache.resolver import Resolver
 from events.messages import EventBatch, encode_batch
 from events.recording.recording import Recorder
@@ -27,7 +26,6 @@ from tests.api.trained import FAMILIES
 from tests.chaos.replicas import until
 from tests.chaos.routers import front, http_client, port_of
 from tests.events.processes import FREE, Tool, tool, wait_until
-from tests.oracle.test_capture import load
 from tests.oracle.test_hash import MODEL, VLLM, Chain
 from tests.oracle.vectors import Record as Line
 from tests.oracle.vectors import files, read, records
@@ -39,7 +37,6 @@ TOPIC = b"kv@a@model"
 ENGINES = ("vllm", "sglang")
 ALL = bool(os.environ.get("WARMROUTE_ALL_VECTORS"))
 MOST = 10  # of one kind, if not all
-REMOVALS = "blockpool/fuzz_0.jsonl"
 SEEDED = "random_101-plain-16-0"
 
 
@@ -108,21 +105,6 @@ def record_story(path: Path, story: Story) -> None:
             recorder.write(Record(2.0 + seq / 1000, 0, "events", [TOPIC, seq.to_bytes(8, "big"), payload]))
 
 
-def record_capture(path: Path, capture: Path) -> None:
-    """The frames that a late subscriber received, and its replay requests, as a recorder would have them."""
-    source = Source("a", "tcp://127.0.0.1:1", "tcp://127.0.0.1:2", model=MODEL)
-    known = load(capture)
-    first_live = known.live[0][0]
-    with Recorder(path, [source]) as recorder:
-        recorder.write(Record(1.0, 0, "connected", []))
-        for seq, payload in known.answer(0):
-            if seq < first_live:
-                recorder.write(Record(1.5, 0, "replay", [b"", TOPIC, seq.to_bytes(8, "big"), payload]))
-        recorder.write(Record(1.5, 0, "replay", [b"", b"", b"\xff" * 8, b""]))
-        for seq, payload in known.live:
-            recorder.write(Record(2.0 + seq / 1000, 0, "events", [TOPIC, seq.to_bytes(8, "big"), payload]))
-
-
 @contextmanager
 def playing(path: Path) -> Iterator[Tool]:
     with tool("replay", path, "--bind", FREE, "--replay-bind", FREE, "--speed", "max", "--stay", "60") as running:
@@ -157,15 +139,6 @@ def indexed(running: Front, name: str) -> dict[tuple[str, int], set[int]]:
     return {place: keys for place, holders in places.items() if (keys := set(holders.of(slot)))}
 
 
-def expected_of(capture: Path) -> CacheView:
-    """The view of a late subscriber."""
-    known = load(capture)
-    view = view_of([])
-    for seq, payload in known.received.items():
-        view.perform(view.stream.live(seq, payload, 0.0))
-    return view
-
-
 async def heard(running: Front, name: str, seq: int) -> None:
     def is_there() -> bool:
         state = running.router.feeds.state(name)
@@ -196,19 +169,6 @@ async def test_the_index_holds_what_the_real_bytes_of_an_engine_mean(
         assert not told or len(running.router.placement.index.pools["GPU", 0]) > 20
 
 
-async def test_the_index_holds_what_frames_from_the_wire_mean(tmp_path: Path) -> None:
-    captures = files("live_capture*.jsonl")
-    for number, capture in enumerate(captures):
-        record_capture(tmp_path / f"{number}.wre", capture)
-    async with routed([("vllm", tmp_path / f"{number}.wre") for number in range(len(captures))]) as running:
-        for number, capture in enumerate(captures):
-            known, oracle = load(capture), expected_of(capture)
-            await heard(running, f"r{number}", known.published - 1)
-            state = running.router.feeds.state(f"r{number}")
-            assert indexed(running, f"r{number}") == keys_of(oracle), capture.name
-            assert state is not None and state.exact == known.complete, capture.name
-
-
 def seeded() -> list[Chain]:
     """The same tokens, as engines with other algorithms and other values of PYTHONHASHSEED name them."""
     return [chain for chain in VLLM if SEEDED in chain.name][: None if ALL else 4]
@@ -232,31 +192,3 @@ async def test_engines_with_other_hash_seeds_match_the_same(tmp_path: Path) -> N
         blocks = len(chains[0].keys)
         assert [one["sure_tokens"] for one in explained["candidates"]] == [16 * blocks] * len(chains)
         assert explained["hits"] == {f"r{number}": [[0, blocks - 1]] for number in range(len(chains))}
-
-
-async def test_a_recorded_prompt_is_matched_as_the_engine_that_played_it_would_hit_it(tmp_path: Path) -> None:
-    """The prompts come after evictions; the block manager's cache at the end and half-way is the reference."""
-    [path] = files(REMOVALS)
-    lines = read(path)
-    whole = payloads_of(lines)
-    halves = [Story("whole", "vllm", whole), Story("half", "vllm", whole[: len(whole) // 2])]
-    for number, story in enumerate(halves):
-        record_story(tmp_path / f"{number}.wre", story)
-    folder = saved(FAMILIES["gpt2"](), tmp_path)
-    recordings = [("vllm", tmp_path / f"{number}.wre") for number in range(2)]
-    asked = [line for line in lines if "tokens" in line and line.get("lora") is None][-40:]
-    found = 0
-    async with routed(recordings, model_dirs={MODEL: str(folder)}) as running:
-        oracles = [view_of(story.payloads).resolver for story in halves]
-        for number, story in enumerate(halves):
-            await heard(running, f"r{number}", len(story.payloads) - 1)
-        async with http_client(f"http://127.0.0.1:{port_of(running)}") as http:
-            for line in asked:
-                prompt = {"model": MODEL, "prompt": line["tokens"], "cache_salt": line["cache_salt"]}
-                explained = (await http.post("/explain", json=prompt)).json()
-                tokens = [one["sure_tokens"] for one in explained["candidates"]]
-                root = root_key(MODEL, None, line["cache_salt"], 16)
-                keys = block_keys(line["tokens"], 16, root)
-                assert tokens == [16 * oracle.matched(keys) for oracle in oracles], line["tokens"]
-                found += sum(tokens) // 16
-    assert found > 10

@@ -73,78 +73,6 @@ def test_models(client: OpenAI) -> None:
     assert caught.value.code == "model_not_found"
 
 
-def test_completion(client: OpenAI) -> None:
-    answer = client.completions.create(
-        model=MODEL, prompt="hello", max_tokens=12, seed=1, n=2, logprobs=1, extra_body=IGNORE_EOS
-    )
-    assert answer.id.startswith("cmpl-")
-    assert [choice.finish_reason for choice in answer.choices] == ["length", "length"]
-    assert answer.usage is not None and answer.usage.completion_tokens == 24
-    assert answer.usage.prompt_tokens_details is not None
-    logprobs = answer.choices[0].logprobs
-    assert logprobs is not None and logprobs.tokens is not None
-    assert "".join(logprobs.tokens) == answer.choices[0].text
-
-
-def test_completions_of_several_prompts_and_of_token_ids(client: OpenAI) -> None:
-    both = client.completions.create(
-        model=MODEL, prompt=["hello", "world"], max_tokens=5, seed=1, extra_body=IGNORE_EOS
-    )
-    assert [choice.index for choice in both.choices] == [0, 1]
-    ids = client.completions.create(
-        model=MODEL, prompt=[104, 101, 108, 108, 111], max_tokens=5, seed=1, extra_body=IGNORE_EOS
-    )
-    assert len(ids.choices[0].text) == 5 and ids.usage is not None and ids.usage.prompt_tokens == 5
-
-
-def test_streamed_completion(client: OpenAI) -> None:
-    whole = client.completions.create(model=MODEL, prompt="hello", max_tokens=12, seed=1, extra_body=IGNORE_EOS)
-    stream = client.completions.create(
-        model=MODEL, prompt="hello", max_tokens=12, seed=1, stream=True, extra_body=IGNORE_EOS
-    )
-    assert "".join(chunk.choices[0].text for chunk in stream) == whole.choices[0].text
-
-
-def test_chat(client: OpenAI) -> None:
-    answer = client.chat.completions.create(
-        model=MODEL,
-        messages=HELLO,
-        max_completion_tokens=12,
-        seed=1,
-        logprobs=True,
-        top_logprobs=2,
-        extra_body=IGNORE_EOS,
-    )
-    [choice] = answer.choices
-    assert answer.id.startswith("chatcmpl-")
-    assert choice.message.role == "assistant"
-    assert choice.logprobs is not None and choice.logprobs.content is not None
-    assert "".join(token.token for token in choice.logprobs.content) == choice.message.content
-    assert len(choice.logprobs.content[0].top_logprobs) == 2
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-def test_a_stop_string_of_chat(client: OpenAI, streamed: bool) -> None:
-    free = client.chat.completions.create(model=MODEL, messages=HELLO, seed=1, max_tokens=30, extra_body=IGNORE_EOS)
-    text = free.choices[0].message.content
-    assert text is not None
-    wanted, stop = text[: text.index(text[5:7])], [text[5:7]]
-    if streamed:
-        chunks = list(
-            client.chat.completions.create(
-                model=MODEL, messages=HELLO, seed=1, max_tokens=30, stop=stop, stream=True, extra_body=IGNORE_EOS
-            )
-        )
-        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == wanted
-        assert chunks[-1].choices[0].finish_reason == "stop"
-    else:
-        stopped = client.chat.completions.create(
-            model=MODEL, messages=HELLO, seed=1, max_tokens=30, stop=stop, extra_body=IGNORE_EOS
-        )
-        assert stopped.choices[0].finish_reason == "stop"
-        assert stopped.choices[0].message.content == wanted
-
-
 async def test_streamed_chat_with_usage(asynchronous: AsyncOpenAI) -> None:
     stream = await asynchronous.chat.completions.create(
         model=MODEL,
@@ -185,19 +113,6 @@ def test_the_raw_response_says_what_happened(client: OpenAI) -> None:
     assert raw.headers["x-warmroute-replica"] and raw.headers["content-type"] == "application/json"
 
 
-def test_a_prompt_is_scored_as_lm_eval_asks(client: OpenAI) -> None:
-    prompt = list(b"One prompt of several blocks, which is scored again and again. " * 2)
-    for max_tokens in (1, 0):
-        answer = client.completions.create(
-            model=MODEL, prompt=[prompt, prompt[:50]], max_tokens=max_tokens, echo=True, logprobs=1, temperature=0
-        )
-        for asked, choice in zip((prompt, prompt[:50]), answer.choices, strict=True):
-            assert choice.logprobs is not None and choice.logprobs.token_logprobs is not None
-            assert choice.text.startswith(bytes(asked).decode())
-            assert len(choice.logprobs.token_logprobs) == len(asked) + max_tokens
-            assert choice.logprobs.token_logprobs[0] is None
-
-
 def test_no_hits_are_predicted_for_a_prompt_that_is_scored(replica: Command) -> None:
     with (
         router("--replica", replica.url, "--replica-api-key", REPLICAS_KEY, "--log-level", "warning") as running,
@@ -214,29 +129,6 @@ def test_no_hits_are_predicted_for_a_prompt_that_is_scored(replica: Command) -> 
         assert predicted(echo=True, logprobs=1) is None
         assert predicted(prompt_logprobs=0) is None
         assert (predicted(echo=True) or 0) > 0
-
-
-def test_the_best_of_three_is_one(client: OpenAI) -> None:
-    answer = client.completions.create(model=MODEL, prompt="hello", max_tokens=3, best_of=3, extra_body=IGNORE_EOS)
-    assert len(answer.choices) == 1
-    assert answer.usage is not None and answer.usage.completion_tokens == 9
-
-
-def test_errors_are_the_classes_that_applications_catch(client: OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError) as missing:
-        client.completions.create(model="other", prompt="hello")
-    assert missing.value.code == "model_not_found"
-    with pytest.raises(openai.BadRequestError) as wrong:
-        client.completions.create(model=MODEL, prompt="hello", temperature=-1)
-    assert wrong.value.param == "temperature"
-    with pytest.raises(openai.APIStatusError) as long:
-        client.completions.create(model=MODEL, prompt="x" * 9000)
-    assert (long.value.status_code, long.value.code) == (400, "context_length_exceeded")
-    with pytest.raises(openai.BadRequestError) as streamed:
-        client.completions.create(model=MODEL, prompt="hello", top_p=7, stream=True)
-    assert streamed.value.param == "top_p"
-    with pytest.raises(openai.NotFoundError):
-        client.embeddings.create(model=MODEL, input="x")
 
 
 # ---- keys

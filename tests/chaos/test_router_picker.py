@@ -3,7 +3,6 @@
 import gzip
 import json
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +22,6 @@ from tests.chaos.envoy import (
     gateway,
     offering,
     overriding,
-    passing_trailers,
     port_of_picker,
     trusting_clients,
 )
@@ -183,22 +181,6 @@ def test_a_compressed_body_goes_on_inflated(envoy: Gateway, picker: RouterProces
     wait_idle(picker)
 
 
-@pytest.mark.grid
-@pytest.mark.parametrize("change", [as_documented, duplex], ids=lambda change: change.__name__)
-def test_a_body_may_have_trailers(replicas: Fleet, change: Change) -> None:
-    body = json.dumps(asked("Trailers follow.")).encode()
-    head = b"POST %b HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n" % CHAT.encode()
-    chunks = b"%x\r\n%b\r\n0\r\nx-data-parallel-rank: 3\r\n\r\n" % (len(body), body)
-    with behind(replicas, change, passing_trailers) as (envoy, picker):
-        with socket.create_connection((envoy.host, envoy.port), DEADLINE_S) as client:
-            client.sendall(head + chunks)
-            response = HTTPResponse(client)
-            response.begin()
-            assert response.status == 200, response.read()
-            assert json.loads(response.read())["usage"]["completion_tokens"] == 4
-        wait_idle(picker)
-
-
 @pytest.mark.parametrize(
     ("path", "body", "status", "code"),
     [
@@ -258,14 +240,6 @@ def test_a_request_counts_where_the_gateway_has_sent_it_after_all(replicas: Flee
         }
 
 
-@pytest.mark.grid
-def test_a_key_is_checked_before_anything_is_placed(replicas: Fleet) -> None:
-    with behind(replicas, options=("--api-key", "sk-alice")) as (envoy, _):
-        assert envoy.post(CHAT, asked("Hello."), **JSON).status == 401
-        answer = envoy.post(CHAT, asked("Hello."), **JSON, authorization="Bearer sk-alice")
-        assert answer.status == 200
-
-
 def address_of(replicas: Fleet, number: int) -> str:
     return replicas.urls[number].removeprefix("http://")
 
@@ -290,47 +264,6 @@ def test_a_client_that_leaves_is_out_of_the_books(envoy: Gateway, picker: Router
     with stream_of(envoy, 10_000):
         assert in_flight(picker) == 1
     wait_idle(picker)
-
-
-@pytest.mark.grid
-def test_a_full_fleet_refuses_once_nobody_may_wait(replicas: Fleet) -> None:
-    with behind(replicas, options=("--replica-limit", 1, "--queue-size", 0)) as (envoy, picker):
-        with stream_of(envoy, 10_000), stream_of(envoy, 10_000):
-            answer = envoy.post(CHAT, asked("One too many."), **JSON)
-            assert (answer.status, answer.error["code"]) == (429, "queue_full")
-            assert int(answer.headers["retry-after"]) > 0
-        wait_idle(picker)
-        assert envoy.post(CHAT, asked("There is room."), **JSON).status == 200
-
-
-@pytest.mark.grid
-def test_a_request_beyond_all_streams_does_not_pass_unseen(replicas: Fleet) -> None:
-    with behind(replicas, overriding(replicas.urls), options=("--set=max_connections=2",)) as (envoy, picker):
-        with stream_of(envoy, 10_000), stream_of(envoy, 10_000):
-            answer = envoy.post(CHAT, asked("One too many."), **JSON)
-            assert (answer.status, answer.error["code"]) == (503, "too_many_connections")
-        wait_idle(picker)
-
-
-@pytest.mark.grid
-def test_a_request_waits_for_room_as_long_as_it_may(replicas: Fleet) -> None:
-    options = ("--replica-limit", 1, "--queue-timeout", 1)
-    with behind(replicas, duplex, options=options) as (envoy, picker):
-        with stream_of(envoy, 150), stream_of(envoy, 10_000):
-            assert envoy.post(CHAT, asked("In vain."), **JSON).status == 429
-            answer = envoy.post(CHAT, asked("The first one ends."), **JSON)
-            assert answer.status == 200
-            assert picker.decisions(1)[0]["waited_s"] > 0
-        wait_idle(picker)
-
-
-@pytest.mark.grid
-def test_without_replicas_nothing_is_picked() -> None:
-    nobody = f"http://127.0.0.1:{refused_port()}"
-    listen = ("--picker-listen", "127.0.0.1:0", "--log-level", "error")
-    with router("--replica", nobody, *listen, ready=False) as running, gateway(port_of_picker(running)) as envoy:
-        answer = envoy.post(CHAT, asked("Nobody."), **JSON)
-        assert (answer.status, answer.error["code"]) == (503, "no_replica")
 
 
 # ---- a picker that is lost

@@ -194,10 +194,3 @@ def test_the_days_budget_holds_over_workers_and_after_kill_9(replicas: Fleet, fi
         answer = ask(served, "poor", "x" * 9, tokens=10)
         assert (answer.status, left(answer)) == (200, 20)
         assert ask(served, "poor", "x" * 99).status == 429
-
-
-def test_a_changed_limit_holds_within_a_second(replicas: Fleet, files: Files) -> None:
-    with router(*replicas.as_options, *files.options) as served:
-        assert "x-ratelimit-limit-tokens" not in ask(served, "alice", "x").headers
-        files.keys.write_text(KEYS.replace('key = "alice"', 'key = "alice"\ntokens_per_minute = 1000'))
-        wait_until(lambda: "x-ratelimit-limit-tokens" in ask(served, "alice", "x").headers, "it holds")

@@ -144,34 +144,6 @@ def test_whichever_worker_is_asked_all_of_them_answer(served: RouterProcess, acc
     assert {line["request_id"] for line in lines} >= ids
 
 
-@pytest.mark.grid
-def test_the_dashboard_and_the_prefixes_are_of_all_workers(served: RouterProcess) -> None:
-    text = "a beginning that all share, of some length. " * 20
-    for number in range(ASKED):
-        completion(served, f"{text}{number}")
-    for _ in range(TRIED):
-        assert served.get("/prefixes").json["prompts"] == ASKED
-        [frame] = frames(served, 1)
-        assert len({one["request_id"] for one in frame["decisions"]}) == 20
-        name = frame["replicas"][0]["name"]
-        pages = [served.get(f"/dashboard/replicas/{row['name']}").json for row in frame["replicas"]]
-        assert sum(page["counts"]["requests"] for page in pages) == ASKED, name
-
-
-def frames(served: RouterProcess, count: int) -> list[Any]:
-    connection, response = served.open("GET", "/dashboard/feed")
-    found: list[Any] = []
-    event = b""
-    while len(found) < count:
-        line = response.readline()
-        if line.startswith(b"event: "):
-            event = line[7:].strip()
-        elif line.startswith(b"data: ") and event == b"fleet":
-            found.append(json.loads(line[6:]))
-    connection.close()
-    return found
-
-
 def test_what_an_administrator_changes_holds_at_all_workers_and_at_those_to_come(
     lasting: RouterProcess, replicas: Fleet
 ) -> None:
@@ -334,10 +306,6 @@ def is_whole_again(served: RouterProcess) -> bool:
     return any("serves again" in line for line in served.err)
 
 
-def names(served: RouterProcess) -> set[str]:
-    return {row["name"] for row in rows_of(served)}
-
-
 @pytest.mark.parametrize("broken", ["keys", pytest.param("rewrites", marks=pytest.mark.grid)])
 def test_a_new_worker_that_cannot_know_the_rules_serves_nobody_until_it_does(
     broken: str, configured: RouterProcess, files: dict[str, Path]
@@ -349,44 +317,6 @@ def test_a_new_worker_that_cannot_know_the_rules_serves_nobody_until_it_does(
     files[broken].write_text(GOOD[broken])
     wait_until(lambda: is_whole_again(configured), "it serves")
     assert is_answered(configured)
-
-
-@pytest.mark.grid
-def test_a_worker_that_waits_for_valid_rules_ends_when_it_is_told_to(
-    configured: RouterProcess, files: dict[str, Path]
-) -> None:
-    files["keys"].write_text("broken = [")
-    os.kill(workers(configured)[0], signal.SIGKILL)
-    wait_until(lambda: any("; there are no keys" in line for line in configured.err), "it has looked")
-    configured.process.terminate()
-    assert configured.process.wait(DEADLINE_S) == 0
-
-
-@pytest.mark.grid
-def test_without_a_colleague_that_knows_better_new_workers_answer_what_they_can(
-    configured: RouterProcess, files: dict[str, Path]
-) -> None:
-    files["rewrites"].write_text("broken = [")
-    for pid in workers(configured):
-        os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: sum("serves again" in line for line in configured.err) == 2, "others take their places")
-    refused = configured.get("/ready")
-    assert refused.status == 503 and "the model rewrites have not been read yet" in refused.error["message"]
-    files["rewrites"].write_text(GOOD["rewrites"])
-    wait_until(lambda: is_answered(configured), "both have read them")
-
-
-@pytest.mark.grid
-def test_a_new_worker_takes_over_the_replicas_that_it_cannot_find(
-    configured: RouterProcess, files: dict[str, Path], replicas: Fleet
-) -> None:
-    files["replicas"].write_text("broken = [")
-    kill(configured, 0)
-    for _ in range(TRIED):
-        assert all(row["available"] for row in rows_of(configured)) and names(configured) == {"r0", "r1"}
-    assert is_answered(configured)
-    files["replicas"].write_text(f'[[replicas]]\nname = "r1"\nurl = "{replicas.urls[1]}"\n')
-    wait_until(lambda: all(names(configured) == {"r1"} for _ in range(TRIED)), "the file counts again")
 
 
 def test_a_router_that_is_told_to_end_lets_its_streams_end(served: RouterProcess) -> None:

@@ -1,7 +1,5 @@
 """`warmroute shadow` beside routers and real simulated replicas, as users run it."""
 
-import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,10 +10,10 @@ from typing import Any
 import pytest
 
 from lab.shadow.findings import Findings
-from tests.chaos.replicas import resident_bytes, wait_gone
+from tests.chaos.replicas import wait_gone
 from tests.chaos.routers import Fleet, fleet, router
 from tests.events.processes import wait_until
-from tests.lab.shadow.mirroring import NGINX, Shadow, mirroring, shadow
+from tests.lab.shadow.mirroring import NGINX, mirroring, shadow
 from tests.processes import children
 from tests.replica.serving import MODEL, Replica
 
@@ -26,7 +24,6 @@ SHARED = 640  # bytes, which are tokens here: 40 blocks
 CHAT = "/v1/chat/completions"
 SPEED = ("--set=simulated_prefill_tokens_per_s=20_000", "--set=simulated_decode_tokens_per_s=2000")
 NO_NGINX = pytest.mark.skipif(NGINX is None, reason="there is no nginx; WARMROUTE_NGINX names one")
-MEGABYTE = 2**20
 
 
 @pytest.fixture
@@ -136,41 +133,3 @@ def test_a_request_log_says_where_requests_went(replicas: Fleet, log: Path) -> N
     assert found.measured.reported_hit_share == pytest.approx(hit_share(replicas), abs=0.05)
     assert found.served.hit_share == pytest.approx(hit_share(replicas), abs=0.01)
     assert found.warmroute.hit_share > found.served.hit_share + 0.1
-
-
-def test_ctrl_c_before_a_replica_is_found_ends_with_status_1() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        waiting = Shadow("--replica", f"http://127.0.0.1:{silent.getsockname()[1]}", "--listen", "127.0.0.1:0")
-        silent.accept()[0].close()
-        assert waiting.end(signal.SIGINT) == 1
-        assert not any("Traceback" in line for line in waiting.err), waiting.err
-
-
-def test_hostile_copies_are_bounded_and_counted(replicas: Fleet) -> None:
-    limits = (f"--set=max_body_bytes={MEGABYTE}", f"--set=max_bodies_bytes={2 * MEGABYTE}", "--set=max_connections=20")
-    listen = ("--listen", "127.0.0.1:0", "--interval", 0.2)
-    with shadow(*replicas.as_options, *listen, *limits) as watching, ExitStack() as stack:
-        before = resident_bytes(watching.process.pid)
-        assert watching.post(CHAT, b"x" * (2 * MEGABYTE)).status == 413
-        assert watching.post(CHAT, b"{").status == 204
-        assert watching.post(CHAT, b'{"model":"demo","messages":' + b"[" * 100_000).status == 204
-        assert watching.post(CHAT, {"model": "unknown", "messages": []}).status == 204
-        assert watching.post("/v1/embeddings", {"model": MODEL, "input": "x"}).status == 204
-        assert watching.post(CHAT, bodies()[0], **{"x-warmroute-replica": "nobody"}).status == 204
-        with socket.create_connection(("127.0.0.1", watching.port)) as broken:
-            broken.sendall(b"\x16\x03\x01 no HTTP\r\n\r\n")
-            assert b"400" in broken.recv(4096)
-        idle = [stack.enter_context(socket.create_connection(("127.0.0.1", watching.port))) for _ in range(500)]
-        assert idle[-1].recv(1) == b"", "beyond the limit connections are closed"
-        for one in idle:
-            one.close()
-        known = {"x-warmroute-replica": "r0"}
-        wait_until(lambda: watching.post(CHAT, bodies()[1], **known).status == 204, "there is room again")
-        wait_until(lambda: watching.has_said("5 requests; "), "all are placed")
-        assert resident_bytes(watching.process.pid) < before + 64 * MEGABYTE
-        found = watching.findings()
-    assert (found.simulated_requests, found.sure.unnamed) == (1, {"nobody": 1})
-    assert found.skipped["too large"] == 1
-    assert found.skipped["model_not_found"] == 1
-    assert sum(found.skipped.values()) == 4
-    assert not any("Traceback" in line for line in watching.err), watching.err

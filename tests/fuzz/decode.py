@@ -21,13 +21,13 @@ from events.blocks import block_keys, root_key
 from events.cache.changes import Stored
 from events.cache.resolver import Resolver
 from events.messages import BadBatch, BlockRemoved, BlockStored, Decoder, EventBatch, RejectedEvent, encode_batch
-from tests.fuzz.watched import watched
 from tests.oracle.vectors import VECTORS, read
 
 BLOCK = 2000  # inputs by one resolver
 CHECK_EVERY = 100
 SLOW_S = 1.0
 GROWTH_MIB = 300
+SHOWN_S = 10.0  # between two reports
 SMALL_BYTES = 1500
 LARGEST_BYTES = 2**17  # reading takes up to 1.4 us a byte, so the limit in time needs one in size
 
@@ -376,10 +376,12 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first input")
     parser.add_argument("--vectors", type=Path, default=VECTORS, help="folder of payloads to start from")
     options = parser.parse_args()
-    report = Report()
+    report, shown_s = Report(), 0.0
     try:
-        for report in watched(fuzz(options.count, options.seed, options.vectors, options.first)):  # noqa: B007 (the last one is shown)
-            pass
+        for report in fuzz(options.count, options.seed, options.vectors, options.first):
+            if report.seconds - shown_s > SHOWN_S:
+                shown_s = report.seconds
+                print(report, flush=True)
     except Failure as failure:
         begin = (options.first + report.inputs) // BLOCK * BLOCK
         print(f"FAILED {failure}")

@@ -18,7 +18,6 @@ from events.cache.pools import MAX_MEDIA
 from events.cache.resolver import Resolver
 from events.cache.slices import SLICE_BLOCKS, slices
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Decoder, Event, KnownEvent, RejectedEvent
-from events.native import Load, SnapshotHeader, Status, decode_status, encode_native
 from events.source import Source
 from events.stream.actions import Apply, Reset
 from events.stream.native_stream import NativeStream
@@ -556,11 +555,6 @@ def test_a_cycle_that_hangs_on_a_root_is_walked_once() -> None:
     assert resolver.orphan_blocks <= 2
 
 
-def test_two_blocks_with_one_hash_are_inexact() -> None:
-    resolver = forged(stored([7], None, [1] * SIZE), stored([7], None, [2] * SIZE))
-    assert "twice with different tokens" in (resolver.inexact or "")
-
-
 # ---- statuses
 
 
@@ -586,9 +580,3 @@ async def test_a_status_with_figures_that_cannot_be_is_not_heard(liar: Liar, loa
         feed = router.feeds._subscriber._sockets["r"]._feed
         await until(lambda: feed._strange == 1 or bool(router.statuses))
         assert not router.statuses
-
-
-def test_an_honest_status_is_read() -> None:
-    status = Status(1, -1, 0.0, 0, 2**64 - 1, Load(1, 2, 3, 4, 5, 6.0))
-    assert decode_status(encode_native(status)) == status
-    assert encode_native(SnapshotHeader(1, -1, 0.0, 0))

@@ -189,6 +189,19 @@ async def test_no_client_sends_an_envelope(space: bytes) -> None:
     assert not script.calls
 
 
+async def test_trailers_are_no_headers_of_the_request() -> None:
+    script = Script(says())
+    async with served(*script.replicas(1)) as running, connect(running.port) as client:
+        for path in (CHAT, "/v1/embeddings"):
+            body = json.dumps(chat()).encode()
+            client.send("POST", path, transfer_encoding="chunked", trailer="content-type")
+            client.write(b"%x\r\n%b\r\n0\r\n" % (len(body), body))
+            client.write(b"content-type: %b\r\nx-own: 1\r\nupgrade: h2c\r\n\r\n" % REQUEST_TYPE.encode())
+            assert (await client.answer()).status == 200
+            call = script.calls[-1]
+            assert call.header("x-own") is None and REQUEST_TYPE not in (call.header("content-type") or "")
+
+
 FORM = "multipart/form-data; boundary=b"
 
 

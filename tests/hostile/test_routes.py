@@ -263,13 +263,21 @@ async def test_no_spelling_opens_what_is_for_administrators(method: str, path: s
     script = Script(says(b"{}"))
     body = b'{"url":"http://127.0.0.1:9","model":"m","messages":[]}'
     async with served(*script.replicas(1), keys=keys(), demand_key=bool(headers)) as running:
-        for target in filter(sent, [*spellings(path), *spellings("/v1/load_lora_adapter")]):
+        for target in filter(sent, spellings(path)):
             async with connect(running.port) as client:
                 client.send(method, target, body if method == "POST" else None, **{"host": LOCAL, **headers})
                 status, _ = await client.head()
                 assert status in (400, 401, 403, 404, 405), (target, status)
         assert list(running.router.members.by_name) == ["r0"]
         assert not script.calls
+
+
+async def test_a_refused_path_is_quoted_and_counted() -> None:
+    async with served() as running, connect(running.port) as client:
+        answer = await client.get("/replicas%0A", host=LOCAL)
+        assert (answer.status, answer.error["code"]) == (400, "invalid_path")
+        assert '"/replicas%0A"' in answer.error["message"]
+        assert running.router.history.counts.refused["invalid_path"] == 1
 
 
 async def test_an_absolute_target_is_the_same_path_on_this_host_and_no_other() -> None:

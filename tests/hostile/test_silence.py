@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from typing import NamedTuple
 
 import httpx2
@@ -16,7 +16,6 @@ import pytest
 from tests.chaos.nodes import network, no_nodes
 from tests.chaos.routers import Fleet, RouterProcess, fleet, http_client, router
 from tests.chaos.streams import PACE, Told, all_streams, check_same, resumes_of, stream, streams_halfway
-from tests.chaos.wire import Quality, wire
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -105,28 +104,6 @@ async def test_replicas_that_all_stop_for_a_while_break_nothing_off(routers: int
         assert outcome.after_s < BACK_WITHIN_S
 
 
-@contextmanager
-def killed(replicas: Fleet) -> Iterator[None]:
-    for number in range(len(replicas)):
-        replicas.signal(number, signal.SIGKILL)
-    for number in range(len(replicas)):
-        replicas[number].process.wait()
-    try:
-        yield
-    finally:
-        for number in range(len(replicas)):
-            replicas.start(number, ready=False)
-
-
-@pytest.mark.chaos
-@pytest.mark.timeout(120)
-async def test_streams_wait_for_replicas_that_were_all_killed_and_are_started_over() -> None:
-    async with at_work() as (replicas, served, http, undisturbed):
-        outcome = await through(killed(replicas), 2.0, http, undisturbed)
-        say("every replica killed, and begun anew after 2 s", outcome, served)
-        assert resumes_of(served)["resumed"] == len(outcome.told)
-
-
 # ---- a network that is cut
 
 
@@ -149,28 +126,6 @@ async def test_a_network_that_is_cut_for_a_while_breaks_nothing_off(lasts_s: flo
             assert outcome.after_s < BACK_WITHIN_S
             states = [one["state"] for one in served.get("/replicas").json["replicas"]]
             assert states == ["exact"] * REPLICAS  # events flow again, too
-
-
-# ---- a network that loses, delays and mixes up packets
-
-
-@pytest.mark.chaos
-@pytest.mark.timeout(120)
-@pytest.mark.skipif(no_nodes() is not None, reason=str(no_nodes()))
-async def test_a_network_that_loses_and_delays_packets_breaks_nothing_off() -> None:
-    with (
-        wire(Quality(loss=0.03, delay_s=0.03, jitter_s=0.02)) as (far, near, line),
-        far.inside(),
-        fleet(REPLICAS, *PACE, host=far.address) as replicas,
-        near.inside(),
-        router(*replicas.as_options, *QUIET) as served,
-    ):
-        async with http_client(served.url, QUEUE_TIMEOUT_S) as http:
-            undisturbed = await all_streams(http)
-            lost = line.lost
-            outcome = await through(nullcontext(), 3.0, http, undisturbed)
-            assert line.lost > lost, "no packet was dropped, so nothing was tested"
-            say(f"{line.lost} of {line.carried} packets lost, the others 30 to 50 ms late", outcome, served)
 
 
 # ---- a machine that is too busy

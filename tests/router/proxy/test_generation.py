@@ -4,6 +4,7 @@ import asyncio
 import gc
 import json
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,6 +67,42 @@ async def test_without_a_replica_in_time_the_client_is_told_to_retry(queue: dict
             answer = await client.post(CHAT, chat())
             assert (answer.status, answer.headers["retry-after"]) == (503, "1")
             assert answer.error["code"] == "no_replica" and "gone" in answer.error["message"]
+
+
+async def test_a_pool_at_zero_holds_requests_for_the_model_that_it_is_to_serve(tmp_path: Path) -> None:
+    """Their tokens are made when it is known whose they are, so that predictions are exact."""
+    file, replica = tmp_path / "replicas.toml", Scripted("a", goes_on, native=True)
+    file.write_text("")
+    config: dict[str, Any] = {"replicas_file": str(file), "expected_models": (MODEL,), "queue_timeout_s": 60.0}
+    async with replica.running(), served(**config) as running, connect(running.port) as client:
+        assert running.router.lifecycle.not_ready() is None, "a Service would send it nothing"
+        async with connect(running.port) as leaving:
+            leaving.send("POST", CHAT, chat())
+            await until(lambda: len(running.router.waiting) == 1, "the request waits")
+            metrics = (await client.get("/metrics")).body
+            assert b'warmroute_router:model_queue_length{model="%b"} 1.0\n' % MODEL.encode() in metrics
+            assert b"\nwarmroute_router:queue_length 1.0\n" in metrics
+        await until(lambda: not running.router.waiting, "its client has left")
+        for _ in range(2):
+            client.send("POST", CHAT, chat(stream=True))
+            await until(lambda: len(running.router.waiting) == 1, "it waits")
+            file.write_text(f'[[replicas]]\nname = "a"\nurl = "{replica.spec.url}"\n')
+            assert (await client.answer()).body == WHOLE
+            assert running.router.history.decisions[-1].decision.question.exact
+            file.write_text("# no replicas\n")
+            await until(lambda: not running.router.members.by_name, "the pool is at zero again")
+
+
+async def test_requests_wait_for_expected_models_only_and_not_for_ever() -> None:
+    async with served(expected_models=(MODEL,), queue_timeout_s=1.0) as running, connect(running.port) as client:
+        assert (await client.post(CHAT, chat() | {"model": "another"})).error["code"] == "model_not_found"
+        began_s = asyncio.get_running_loop().time()
+        answer = await client.post(CHAT, chat())
+        assert (answer.status, answer.error["code"]) == (503, "no_replica")
+        assert asyncio.get_running_loop().time() - began_s >= 1.0
+    async with served() as running, connect(running.port) as client:
+        assert running.router.lifecycle.not_ready() is not None
+        assert (await client.post(CHAT, chat())).error["code"] == "model_not_found"
 
 
 async def test_replicas_that_die_together_are_no_fault_of_a_request() -> None:
@@ -250,7 +287,7 @@ def from_piece(first: int, until_: int, *, then: str = "end", **begin: str) -> H
             call.drop()
         elif then == "no frame":
             call.chunk(b"\xff" * 12)
-        else:
+        elif then == "drop":
             call.drop()
 
     return handle
@@ -332,6 +369,20 @@ async def test_a_native_stream_continues_elsewhere_and_the_client_reads_the_same
         assert (second.response_id, second.created, second.seed) == (first.response_id, first.created, first.seed)
         assert script.calls[0].native[1] == script.calls[1].native[1]
         assert running.router.history.counts.resumes == 1 and faults(running) == 1
+
+
+async def test_half_an_answer_waits_while_every_replica_is_gone() -> None:
+    script = Script(from_piece(0, 2, then="wait"), goes_on)
+    replica, *_ = script.replicas(1, native=True)
+    async with AsyncExitStack() as server:
+        await server.enter_async_context(replica.running())
+        async with served(replica, health_interval_s=0.05) as running, connect(running.port) as client:
+            client.send("POST", CHAT, chat(stream=True))
+            await client.head()
+            await server.aclose()
+            await until(lambda: len(running.router.waiting) == 1, "half an answer waits")
+            await server.enter_async_context(replica.running(replica.port))
+            assert b"".join([part async for part in client.chunks()]) == WHOLE
 
 
 async def test_without_resume_a_native_stream_that_is_lost_ends_in_an_error() -> None:

@@ -1,6 +1,6 @@
 """A stand-in process for many native replicas: their HTTP control and their caches' events, without an engine.
 
-    python -m tests.chaos.publishing REPLICAS BLOCKS
+    python -m tests.bench.publishing REPLICAS BLOCKS
 
 prints one JSON line with their URLs. GET /first of any of them says when the router first connected since GET /forget,
 by the monotonic clock that all processes share.
