@@ -196,7 +196,8 @@ class Faults:
             one.host.silence()
         await asyncio.sleep(seconds)
         loses = seconds >= LONG_S and self._chance.random() < 0.5
-        lost = sum(one.host.lose(self._chance) for one in replicas) if loses else 0
+        share = self._chance.choice((0.5, 1.0))
+        lost = sum(one.host.lose(self._chance, share) for one in replicas) if loses else 0
         for one in replicas:
             one.host.speak()
         self._say("world", f"packets from and to {names} again, but for {lost} connections")

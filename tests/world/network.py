@@ -118,10 +118,10 @@ class Host:
         for end in self.ends:
             end.peer.arrive_later(resent_after_s)
 
-    def lose(self, chance: random.Random) -> int:
-        """Let no packet of some connections pass any more, as if a box between the ends had forgotten them."""
+    def lose(self, chance: random.Random, share: float) -> int:
+        """Let no packet of this share of connections pass any more, as if a box between had forgotten them."""
         self.troubled_s = self._network.loop.time()
-        lost = [end for end in self.ends if chance.random() < 0.5]
+        lost = [end for end in self.ends if chance.random() < share]
         for end in lost:
             end.lose()
             end.peer.lose()
