@@ -67,8 +67,12 @@ class Asking(ExitStack):
             )
         known = [one.url.rstrip("/") for one in router.replicas if one.url] if router is not None else []
         asked = list(dict.fromkeys([*self.replica_urls, *known]))
+        for url in asked:
+            if url not in self._replicas:
+                key = self._replica_key if url in self.replica_urls else None
+                self._replicas[url] = self.enter_context(Client(url, key, REPLICA, REPLICA_TIMEOUT_S))
         with ThreadPoolExecutor(AT_ONCE) as threads:
-            answers = dict(zip(asked, threads.map(told, map(self._replica, asked)), strict=True))
+            answers = dict(zip(asked, threads.map(told, (self._replicas[url] for url in asked)), strict=True))
         for url in self.replica_urls:
             if isinstance(why := answers[url], str):
                 raise Unreachable(REPLICA, url, why)
@@ -76,12 +80,6 @@ class Asking(ExitStack):
 
     def between(self) -> list[Samples]:
         return [] if self._router is None else [router_metrics(self._router)]
-
-    def _replica(self, url: str) -> Client:
-        if url not in self._replicas:
-            key = self._replica_key if url in self.replica_urls else None
-            self._replicas[url] = self.enter_context(Client(url, key, REPLICA, REPLICA_TIMEOUT_S))
-        return self._replicas[url]
 
 
 def told(replica: Client) -> OfReplica | str:

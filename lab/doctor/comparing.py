@@ -10,7 +10,14 @@ from msgspec.structs import replace
 from router.console.samples import Samples
 from router.dashboard.doctor.engine_metrics import engine_figures
 from router.dashboard.doctor.figures import DifferingShape, EngineFigures, Figures, ReplicaFigures, RouterFigures
-from router.dashboard.doctor.looks import Chosen, Reading, ReplicaLook, RouterLook, replica_figures, router_figures
+from router.dashboard.doctor.looks import (
+    Reading,
+    ReplicaLook,
+    RouterLook,
+    decision_sample,
+    replica_figures,
+    router_figures,
+)
 from router.responses import DecisionRecord, ReplicaStatus
 
 ROUTER = "warmroute_router:"
@@ -52,42 +59,36 @@ class Look(NamedTuple):
 
 def figures_of(first: Look, between: Sequence[Samples], last: Look) -> Figures:
     known_urls = set() if last.router is None else {one.url.rstrip("/") for one in last.router.replicas}
-    alone = [_alone(url, first.replicas.get(url), one) for url, one in last.replicas.items() if url not in known_urls]
     router, replicas, notes = None, [], []
     if first.router is not None and last.router is not None:
         readings = [first.router.metrics, *between, last.router.metrics]
-        replicas = [_known(known, readings, first, last) for known in last.router.replicas]
+        for one in last.router.replicas:
+            url = one.url.rstrip("/")
+            own_figures = partial(_own, first.replicas.get(url), last.replicas.get(url), rank=one.rank)
+            there = [each for each in readings if each.total(f"{ROUTER}replica_up", replica=one.name) is not None]
+            before, now = _seen(one, readings[0]), _seen(one, readings[-1])
+            replicas.append(replica_figures(before, [_reading(one.name, each) for each in there], now, own_figures))
         router = _router(first.router, last.router)
         if router.choices is None:
             notes.append("the router's decisions may not be read: herding was judged by queues alone; see --admin-key")
     for url, answer in last.replicas.items():
         if isinstance(answer, str):
             notes.append(f"{url}/metrics cannot be had ({answer}): that replica was judged by the router alone")
+        if url not in known_urls:
+            own, load = _own(first.replicas.get(url), answer, None), None if isinstance(answer, str) else answer.load
+            alone = ReplicaFigures(
+                name=url.partition("://")[2],
+                engine=own.engine if own else "",
+                model=load.model if load else "",
+                block_tokens=own.block_tokens if own else 0,
+                own=own,
+            )
+            replicas.append(alone)
     window_s = max(last.at_s - first.at_s, 1e-3)
-    return Figures(window_s=window_s, router=router, replicas=(*replicas, *alone), notes=tuple(notes))
+    return Figures(window_s=window_s, router=router, replicas=tuple(replicas), notes=tuple(notes))
 
 
 # ---- a replica
-
-
-def _alone(url: str, first: OfReplica | str | None, last: OfReplica | str) -> ReplicaFigures:
-    """A replica that no router knows."""
-    own, load = _own(first, last, None), last.load if isinstance(last, OfReplica) else None
-    return ReplicaFigures(
-        name=url.partition("://")[2],
-        engine=own.engine if own else "",
-        model=load.model if load else "",
-        block_tokens=own.block_tokens if own else 0,
-        own=own,
-    )
-
-
-def _known(known: ReplicaStatus, readings: Sequence[Samples], first: Look, last: Look) -> ReplicaFigures:
-    url = known.url.rstrip("/")
-    own = partial(_own, first.replicas.get(url), last.replicas.get(url), rank=known.rank)
-    there = [one for one in readings if one.total(f"{ROUTER}replica_up", replica=known.name) is not None]
-    before, now = _seen(known, readings[0]), _seen(known, readings[-1])
-    return replica_figures(before, [_reading(known, one) for one in there], now, own)
 
 
 def _seen(known: ReplicaStatus, metrics: Samples) -> ReplicaLook:
@@ -97,9 +98,9 @@ def _seen(known: ReplicaStatus, metrics: Samples) -> ReplicaLook:
     return ReplicaLook(known, counted, metrics.total(f"{ROUTER}index_blocks", replica=name, medium=GPU) or 0.0)
 
 
-def _reading(known: ReplicaStatus, metrics: Samples) -> Reading:
-    def gauge(name: str) -> float:
-        return metrics.total(f"{ROUTER}{name}", replica=known.name) or 0.0
+def _reading(name: str, metrics: Samples) -> Reading:
+    def gauge(of: str) -> float:
+        return metrics.total(f"{ROUTER}{of}", replica=name) or 0.0
 
     busy = max(gauge("replica_in_flight"), gauge("replica_running") + gauge("replica_waiting"))
     return Reading(busy, gauge("replica_queued_tokens"), int(gauge("event_lag_batches")))
@@ -123,22 +124,23 @@ def _own(
 
 
 def _router(first: OfRouter, last: OfRouter) -> RouterFigures:
+    def counted(metrics: Samples) -> RouterLook:
+        requests = metrics.total(f"{ROUTER}requests_total") or 0.0
+        refused = metrics.by(f"{ROUTER}refused_total", "code")
+        return RouterLook(requests, refused, metrics.by(f"{ROUTER}approximate_prompts_total", "reason"))
+
     before = {one.request_id for one in first.decisions or ()}  # recognized by id, since clocks may differ
-    new = [one for one in last.decisions or () if one.chosen is not None and one.request_id not in before]
-    policy, chosen = new[0].policy if new else "", None if last.decisions is None else map(_chosen, new)
-    figures = router_figures(policy, _counted(first.metrics), _counted(last.metrics), chosen)
-    return replace(figures, differing=last.differing)
-
-
-def _counted(metrics: Samples) -> RouterLook:
-    requests, reasons = (
-        metrics.total(f"{ROUTER}requests_total"),
-        metrics.by(f"{ROUTER}approximate_prompts_total", "reason"),
+    chosen, policy = [], ""
+    for one in last.decisions or ():
+        if one.chosen is None or one.request_id in before:
+            continue
+        policy = policy or one.policy
+        ours = sum(each.matched_tokens for each in one.candidates if each.name == one.chosen)
+        others = [each.matched_tokens for each in one.candidates if each.name != one.chosen and each.cost_s is not None]
+        chosen.append(
+            decision_sample(one.ts - one.duration_s, one.chosen, one.prompt_tokens, ours, max(others, default=0))
+        )
+    known = None if last.decisions is None else chosen
+    return replace(
+        router_figures(policy, counted(first.metrics), counted(last.metrics), known), differing=last.differing
     )
-    return RouterLook(requests or 0.0, metrics.by(f"{ROUTER}refused_total", "code"), reasons)
-
-
-def _chosen(one: DecisionRecord) -> Chosen:
-    ours = sum(each.matched_tokens for each in one.candidates if each.name == one.chosen)
-    others = [each.matched_tokens for each in one.candidates if each.name != one.chosen and each.cost_s is not None]
-    return Chosen(one.ts - one.duration_s, one.chosen or "", one.prompt_tokens, ours, max(others, default=0))

@@ -77,17 +77,15 @@ def lines(figures: Figures, found: Sequence[Finding]) -> Iterator[str]:
 
 
 def figures_in_words(figures: dict[str, float | str]) -> str:
-    return ", ".join(
-        f"{name.replace('_', ' ')} {_value(name, value)}" for name, value in figures.items() if value != ""
-    )
+    def written(name: str, value: float | str) -> str:
+        if isinstance(value, str):
+            return value
+        if name.endswith(SHARES):
+            return f"{value:.0%}"
+        return f"{value:,.0f}" if value == int(value) or value >= 100 else f"{value:.2g}"
 
-
-def _value(name: str, value: float | str) -> str:
-    if isinstance(value, str):
-        return value
-    if name.endswith(SHARES):
-        return f"{value:.0%}"
-    return f"{value:,.0f}" if value == int(value) or value >= 100 else f"{value:.2g}"
+    named = ((name, written(name, value)) for name, value in figures.items() if value != "")
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in named)
 
 
 def as_json(figures: Figures, found: Sequence[Finding]) -> str:

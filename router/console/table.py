@@ -93,16 +93,14 @@ class Table(Generic[T]):
 
     def _layout(self, width: int) -> list[tuple[Column[T], int]]:
         """The columns that fit, and their widths."""
-        widths = {one.title: self._width(one, width) for one in self.columns}
+        widths = {one.title: one.width for one in self.columns}
+        for one in self.columns:
+            if one.fit:
+                longest = max((len(self._text(one, row)) for row in self.all), default=0)
+                widths[one.title] = max(one.width, min(longest, WIDEST_NAME, width // 5))
         columns = fitting(self.columns, self.all, lambda one: widths[one.title] or LEAST_TEXT, width)
         remaining = width - sum(widths[one.title] + GAP for one in columns) + GAP
         return [(one, widths[one.title] or max(0, remaining)) for one in columns]
-
-    def _width(self, column: Column[T], width: int) -> int:
-        if not column.fit:
-            return column.width
-        most = max(column.width, min(WIDEST_NAME, width // 5))
-        return max(column.width, min(most, max((len(self._text(column, row)) for row in self.all), default=0)))
 
     def _titles(self, layout: Sequence[tuple[Column[T], int]]) -> Line:
         """An arrow marks the sorted column: before its title, of the first column behind it."""

@@ -17,8 +17,15 @@ from msgspec.structs import replace
 
 from router.console.samples import BadMetrics, Samples
 from router.dashboard.doctor.engine_metrics import READ, engine_figures
-from router.dashboard.doctor.figures import EngineFigures, Figures, ReplicaFigures
-from router.dashboard.doctor.looks import Chosen, Reading, ReplicaLook, RouterLook, replica_figures, router_figures
+from router.dashboard.doctor.figures import DecisionSample, EngineFigures, Figures, ReplicaFigures
+from router.dashboard.doctor.looks import (
+    Reading,
+    ReplicaLook,
+    RouterLook,
+    decision_sample,
+    replica_figures,
+    router_figures,
+)
 from router.dashboard.doctor.rules import Finding, about, about_fleet, in_order
 from router.dashboard.rows import Fleet
 from router.dashboard.sampling import paused
@@ -219,7 +226,7 @@ class Alerts:
         return [one for one in takewhile(lambda one: one is not before, newest_first) if one.outcome.chosen is not None]
 
 
-def held(one: PastDecision) -> Chosen:
+def held(one: PastDecision) -> DecisionSample:
     decision, outcome = one.decision, one.outcome
     matched = decision.question.matched
     ours, others = 0.0, 0.0
@@ -229,7 +236,7 @@ def held(one: PastDecision) -> Chosen:
             ours = tokens
         elif tokens > others and cost != INFINITE:
             others = tokens
-    return Chosen(outcome.ts - outcome.duration_s, outcome.chosen or "", outcome.prompt_tokens, ours, others)
+    return decision_sample(outcome.ts - outcome.duration_s, outcome.chosen or "", outcome.prompt_tokens, ours, others)
 
 
 def _counted(member: Member, feed: FeedState | None) -> dict[str, float]:

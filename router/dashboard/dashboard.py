@@ -10,12 +10,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from router.dashboard.broadcast import Broadcast, FeedQuery, Subscriber
-from router.dashboard.rows import Query
 from router.dashboard.sampling import EVERY_S, REPLICA_POINTS, REPLICA_SERIES, Series
 from router.dashboard.sharing import SharedPrefixes
 from router.dashboard.status import Statuses, for_clients
 from router.members.members import Member
-from router.tenants.admission import Admitted
 from router.tenants.keys import Key
 
 STUCK_S = 60.0  # a client that takes longer to read a frame is disconnected
@@ -78,9 +76,6 @@ class Dashboard:
     statuses: Statuses
     prefixes: SharedPrefixes
     broadcast: Broadcast
-
-    def feed(self, query: Query, admitted: Admitted) -> FeedResponse:
-        return FeedResponse(self.broadcast, FeedQuery(query, admitted.admin), admitted.key)
 
     def replica(self, member: Member, *, admin: bool) -> dict[str, Any]:
         """The page of one replica."""

@@ -9,7 +9,6 @@ from api.errors import invalid
 from router.responses import STANDINGS, ReplicaStatus
 
 MAX_ROWS = 100
-MAX_OFFSET = 1_000_000
 LONGEST_FILTER = 100
 
 Order: TypeAlias = Literal["asc", "desc"]
@@ -51,13 +50,11 @@ class Fleet(NamedTuple):
 
 
 class Query(NamedTuple):
-    """Sorting, filter and window of the rows that a page shows."""
+    """Sorting and filter of the replicas that a page shows."""
 
     sort: str = "worst"
     order: Order = "desc"
     filter: str = ""
-    offset: int = 0
-    limit: int = MAX_ROWS
 
 
 SORTS: dict[str, Callable[[ReplicaStatus], Any]] = {
@@ -93,24 +90,11 @@ def query_of(asked: Mapping[str, str]) -> Query:
     wanted = asked.get("filter", "")
     if len(wanted) > LONGEST_FILTER:
         raise invalid(f"filter has {len(wanted)} characters; use {LONGEST_FILTER} at most", "filter")
-    return Query(
-        sort,
-        ORDERS[order],
-        wanted.strip().lower(),
-        _number(asked, "offset", 0, 0, MAX_OFFSET),
-        _number(asked, "limit", MAX_ROWS, 1, MAX_ROWS),
-    )
-
-
-def _number(asked: Mapping[str, str], name: str, usual: int, least: int, most: int) -> int:
-    text = asked.get(name) or str(usual)
-    if not (text.isascii() and text.isdecimal() and len(text) < 10 and least <= int(text) <= most):
-        raise invalid(f"{name} is {text[:20]!r}; use a whole number from {least} to {most}", name)
-    return int(text)
+    return Query(sort, ORDERS[order], wanted.strip().lower())
 
 
 def select_rows(fleet: Fleet, query: Query) -> tuple[dict[str, Any], list[ReplicaStatus]]:
-    """The query with the number of replicas `matching` it, and those in its window."""
+    """The query with the number of replicas `matching` it, and the first of them."""
 
     def is_meant(one: ReplicaStatus) -> bool:
         if query.filter in STANDINGS:
@@ -120,4 +104,4 @@ def select_rows(fleet: Fleet, query: Query) -> tuple[dict[str, Any], list[Replic
     rows = sorted((one for one in fleet.replicas if is_meant(one)), key=SORTS["name"])  # ties in order of name
     if query.sort != "name" or query.order == "desc":
         rows.sort(key=SORTS[query.sort], reverse=query.order == "desc")
-    return {**query._asdict(), "matching": len(rows)}, rows[query.offset : query.offset + query.limit]
+    return {**query._asdict(), "matching": len(rows)}, rows[:MAX_ROWS]

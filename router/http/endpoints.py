@@ -21,7 +21,8 @@ from api.http.responses import json_response
 from api.messages.models import listed, shown
 from api.responses import Model
 from router.dashboard import static_files
-from router.dashboard.dashboard import Dashboard
+from router.dashboard.broadcast import FeedQuery
+from router.dashboard.dashboard import Dashboard, FeedResponse
 from router.dashboard.rows import query_of
 from router.dashboard.status import for_clients
 from router.http import retaining
@@ -278,7 +279,9 @@ class Endpoints:
         return _file(request, request.path_params["path"])
 
     async def dashboard_feed(self, request: Request) -> Response:
-        return self.board.feed(query_of(request.query_params), request.state.admitted)
+        admitted = request.state.admitted
+        query = FeedQuery(query_of(request.query_params), admitted.admin)
+        return FeedResponse(self.board.broadcast, query, admitted.key)
 
     async def dashboard_replica(self, request: Request) -> Response:
         await self._statuses.sampling.others.look()

@@ -13,7 +13,6 @@ from router.placement.index import PrefixIndex
 from router.prompts.prefixes.recent import TEXT_BYTES, RecentPrompt, RecentPrompts
 from router.prompts.prefixes.retained import RetainedPrefixes
 from router.prompts.prompt import beginning_of
-from router.proxy.predicted_hit import PredictedHit
 from router.proxy.request_summary import (
     PastDecision,
     RequestCounts,
@@ -66,10 +65,8 @@ class History:
             self.counts.client_left += 1
         self.counts.retries += summary.retries
         self.counts.resumes += summary.resumes
-        if (generation := summary.generation) is not None:
-            self._generated(summary, generation)
-
-    def _generated(self, summary: RequestSummary, generation: PredictedHit) -> None:
+        if (generation := summary.generation) is None:
+            return
         self.decisions.append(past_decision(summary, generation))
         tenant = generation.decision.question.tenant
         if tenant is not None and tenant.service is not None and summary.ttft_s is not None:

@@ -127,15 +127,14 @@ def _new_id() -> int:
 
 def fault_of(summary: RequestSummary) -> str | None:
     """Describe the request's error, without the client's text. A client's own error is none here."""
-    status = summary.exchange.status
-    if status >= 500:
+    if summary.exchange.status >= 500:
         return ""
-    return "the answer broke off" if summary.why and status < 400 else None
+    return "the answer broke off" if summary.is_broken else None
 
 
 def request_attributes(summary: RequestSummary) -> Attributes:
     exchange, status = summary.exchange, summary.exchange.status
-    error = str(status) if status >= 500 else "broken_stream" if summary.why and status < 400 else None
+    error = str(status) if status >= 500 else "broken_stream" if summary.is_broken else None
     return known(
         {
             "http.request.method": exchange.scope["method"],

@@ -5,6 +5,7 @@ from msgspec import Struct
 from router.members.counts import ReplicaCounts
 from router.members.spec import ReplicaSpec
 from router.prompts.prefixes.recent import RecentPrompt
+from router.responses import DecisionRecord
 from router.tenants.usage import Row
 from router.workers.colleagues import Question
 
@@ -40,7 +41,7 @@ FIGURES = Question("figures", Figures)
 CHANGES = Question("changes", Changes)
 NOT_READY = Question("not ready", str)  # why; empty: it is
 RECENT = Question("recent", RecentlyRouted)
-DECIDED = Question("decided", list)  # the dashboard's, newest first
+DECIDED = Question("decided", list[DecisionRecord])  # newest first
 USAGE = Question("usage", list[Row])  # about a Selection: what is in no file
 LEARN_AGAIN = Question("learn again", bool)  # about servers' names: what they serve has changed
 FORGET = Question("forget", bool)  # about a model's name: none of its replicas is to come back

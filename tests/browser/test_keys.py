@@ -48,14 +48,6 @@ def test_key_is_asked_for_and_remembered_in_the_tab(keyed: Visit) -> None:
     assert keyed.page.evaluate("Object.keys(localStorage).some((name) => localStorage[name].includes('key'))") is False
 
 
-def test_wrong_key_is_asked_for_again(keyed: Visit) -> None:
-    keyed.open()
-    give(keyed.page, "another-key")
-    expect(keyed.page.get_by_role("dialog").get_by_label("Key")).to_have_value("")
-    give(keyed.page, READER)
-    expect(keyed.page.locator("#live")).to_have_text("live")
-
-
 def test_reader_sees_the_fleet_and_changes_nothing(keyed: Visit) -> None:
     keyed.open()
     give(keyed.page, READER)

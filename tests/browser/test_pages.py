@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.browser.feeds import altered
 from tests.browser.pages import NARROW, Visit, replica_place, request_place, visit
-from tests.browser.world import World, another_router, talk
+from tests.browser.world import World, another_router
 from tests.events.processes import wait_until
 
 Visiting = Callable[..., AbstractContextManager[Visit]]
@@ -92,19 +92,6 @@ def test_a_phone_has_send_in_sight(visiting: Visiting, world: World) -> None:
         visit.open(place_of("playground", world))
         wait_shown(visit.page, "playground")
         expect(visit.page.get_by_role("button", name="Send")).to_be_in_viewport(ratio=1)
-
-
-def test_rows_keep_their_places_while_replicas_are_as_well_as_each_other(page: Visit, world: World) -> None:
-    page.open()
-    wait_shown(page.page, "overview")
-    names = page.page.get_by_role("table", name="Replicas").get_by_role("rowheader")
-    talk(world.url, 4, turns=1)
-    expect(names).to_have_text(["r0", "r1", "r2"])
-
-
-def test_requests_are_kept_without_their_prompts(page: Visit) -> None:
-    page.open("/requests")
-    expect(page.page.get_by_text("Decisions are kept without their prompts.")).to_be_visible()
 
 
 def test_overview_has_the_fleet_and_what_was_decided(page: Visit, world: World) -> None:
@@ -250,28 +237,8 @@ def test_requests_of_one_id_have_a_line_each_and_no_more(page: Visit) -> None:
     assert lines.count() == 3
 
 
-def test_page_that_a_smaller_fleet_has_not_is_left(page: Visit) -> None:
-    offsets: list[int] = []
-
-    def shrinks(frame: dict[str, Any], offset: int) -> None:
-        offsets.append(offset)
-        frame["shown"] |= {"offset": offset, "matching": 3 if any(offsets) else 150}
-        if offset:
-            frame["replicas"] = []
-
-    altered(page.page, page.router_url, shrinks)
-    page.open()
-    names = page.page.get_by_role("table", name="Replicas").get_by_role("rowheader")
-    expect(names).to_have_count(3)
-    following = page.page.get_by_role("button", name="Next")
-    following.click()
-    expect(following).to_be_hidden()
-    expect(names).to_have_count(3)
-    assert offsets[0] == offsets[-1] == 0 and 100 in offsets
-
-
 def test_models_that_come_later_can_be_chosen(page: Visit) -> None:
-    def gains(frame: dict[str, Any], _: int) -> None:
+    def gains(frame: dict[str, Any]) -> None:
         frame["models"] = ["demo", "another"]
 
     altered(page.page, page.router_url, gains)

@@ -107,18 +107,6 @@ def test_answer_shows_at_once_what_it_left_in_the_cache(page: Visit) -> None:
     assert int(cached.inner_text().removesuffix(" cached")) > 300
 
 
-def test_samples_show_a_cold_and_then_a_warm_answer(page: Visit) -> None:
-    page.open("/playground")
-    for sample, least in (("A customer asks", 0), ("Another customer asks", 400)):
-        page.page.get_by_role("button", name=sample, exact=True).click()
-        expect(page.page.locator(".candidate.winner")).to_be_visible()
-        send(page.page)
-        drawn = page.page.locator(".hit").get_by_role("img")
-        expect(page.page.locator(".answer")).to_have_attribute("data-state", "ended")
-        found = re.fullmatch(r"(\d+) of the prompt's (\d+) tokens were cached", drawn.get_attribute("aria-label") or "")
-        assert found is not None and int(found[1]) >= least
-
-
 def test_clocks_tell_a_cold_question_about_a_long_guide_from_a_warm_one(page: Visit) -> None:
     page.open("/playground")
     page.page.get_by_label("Longest answer").fill("4")

@@ -123,15 +123,6 @@ def test_a_client_sees_its_own_usage_and_the_refusal_of_others(browser: Browser,
         expect(refusal).to_have_count(0)
 
 
-def test_without_a_key_the_page_asks_for_one(browser: Browser, kept: RouterProcess) -> None:
-    with visit(browser, kept.url) as made:
-        page = shown(made)
-        page.get_by_role("dialog").get_by_label("Key").fill("root")
-        page.get_by_role("button", name="Use it").click()
-        expect(names(page)).to_have_count(3)
-        assert all("401" in one for one in made.blame())
-
-
 # ---- choices
 
 
@@ -168,13 +159,6 @@ def test_names_are_text_and_lead_to_their_parts(admin: Page) -> None:
     expect(names(admin)).to_have_count(3)  # of one model
     admin.get_by_role("link", name="all models").click()
     expect(names(admin)).to_have_text([*MODELS])
-
-
-def test_an_address_with_nonsense_shows_what_is_usual(browser: Browser, kept: RouterProcess) -> None:
-    with visit(browser, kept.url) as made:
-        page = shown(made, "root", "/usage?days=1e9&by=constructor&by=x&other=1")
-        expect(names(page)).to_have_count(3)
-        expect(page.get_by_label("Last").locator("option:checked")).to_have_text("30 days")
 
 
 def test_rows_are_sorted_filtered_and_compared_by_bars(admin: Page) -> None:
@@ -253,17 +237,6 @@ def test_a_broken_file_is_named(browser: Browser, world: World, tmp_path: Path) 
     with another_router(world, "--usage-db", path, ready=False) as running, visit(browser, running.url) as made:
         page = shown(made)
         expect(page.locator(".note.bad")).to_have_text("The file of --usage-db fails: file is not a database.")
-
-
-def test_of_thousands_of_keys_the_largest_are_shown(browser: Browser, world: World, tmp_path: Path) -> None:
-    path = tmp_path / "usage.db"
-    made_up(path, 2, tuple(f"key-{number}" for number in range(1100)), ("m",))
-    with another_router(world, "--usage-db", path, ready=False) as running, visit(browser, running.url) as made:
-        page = shown(made)
-        expect(page.get_by_text("1,000 keys of 1,100; these have the most tokens")).to_be_visible()
-        expect(names(page)).to_have_count(100)
-        page.get_by_role("button", name="Show 900 more").click()
-        expect(names(page)).to_have_count(1000)
 
 
 # ---- how it looks

@@ -1,6 +1,5 @@
 """Details of one row, as lines: every field as the router's API names it."""
 
-import math
 import textwrap
 from collections.abc import Mapping
 from typing import Any
@@ -28,18 +27,15 @@ def details_of(row: Row[Any], width: int) -> list[Line]:
             return [first, *_fields(fields)]
         case DecisionRecord() as decision:
             first = [(printable(decision.chosen or "nobody"), "bold"), (f": {printable(reason_for(decision))}", "")]
-            told = {"ts": clock(decision.ts), "portions": told_portions(decision.portions)}
-            return [first, *_fields(fields | told | {"candidates": _candidates(decision)})]
+            candidates = {}  # the cached tokens and the cost of each, the cheapest first
+            by_cost = sorted(decision.candidates, key=lambda one: (one.cost_s is None, one.cost_s, one.name))
+            for one in by_cost:
+                cost = "ineligible" if one.cost_s is None else duration(one.cost_s)
+                name = f"{'>' if one.name == decision.chosen else ' '} {one.name}"
+                candidates[name] = f"{one.matched_tokens:,} cached, {cost}"
+            told = {"ts": clock(decision.ts), "portions": told_portions(decision.portions), "candidates": candidates}
+            return [first, *_fields(fields | told)]
     return _prefix_lines(row, fields, width)
-
-
-def _candidates(decision: DecisionRecord) -> dict[str, str]:
-    """The cached tokens and the cost of each, the cheapest first."""
-    chosen, told = decision.chosen, {}
-    for one in sorted(decision.candidates, key=lambda one: (math.inf if one.cost_s is None else one.cost_s, one.name)):
-        cost = "ineligible" if one.cost_s is None else duration(one.cost_s)
-        told[f"{'>' if one.name == chosen else ' '} {one.name}"] = f"{one.matched_tokens:,} cached, {cost}"
-    return told
 
 
 def _prefix_lines(row: Row[Prefix], fields: dict[str, Any], width: int) -> list[Line]:

@@ -246,7 +246,7 @@ def clock(ts: float) -> str:
 
 
 def reason_for(decision: DecisionRecord) -> str:
-    parts = [decision.why or ""] if decision.status >= 400 or decision.chosen is None else [_chosen(decision)]
+    parts = [decision.why or ""] if decision.status >= 400 or decision.chosen is None else [why_chosen(decision)]
     if decision.retries:
         parts.append(f"after {decision.retries} retr{'y' if decision.retries == 1 else 'ies'}")
     if decision.resumes:
@@ -258,7 +258,7 @@ def reason_for(decision: DecisionRecord) -> str:
     return ", ".join(filter(None, parts))
 
 
-def _chosen(decision: DecisionRecord) -> str:
+def why_chosen(decision: DecisionRecord) -> str:
     if decision.policy in BY_POLICY:
         return BY_POLICY[decision.policy]
     able = {one.name: (one.matched_tokens, one.cost_s) for one in decision.candidates if one.cost_s is not None}

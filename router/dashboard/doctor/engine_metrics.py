@@ -52,6 +52,12 @@ def engine_figures(
     first: Samples, now: Samples, index: tuple[float, float] | None = None, sends_events: bool | None = None
 ) -> EngineFigures | None:
     """Figures of an engine. `index`: its blocks in the router's index, and their increase."""
+
+    def waiting(sample: Samples) -> float | None:
+        """Requests that wait for room, without those that an engine holds back for other reasons."""
+        for_room = sample.total(*METRICS.waiting_by_reason, reason="capacity")
+        return sample.total(*METRICS.waiting) if for_room is None else for_room
+
     change = MetricsDelta(first, now)
     if now.total(*METRICS.prompt_tokens) is None:
         return None  # not an engine
@@ -90,19 +96,13 @@ def engine_figures(
         draining=bool(now.total("warmroute:draining")),
         sends_events=sends_events,
         running=_lowest(sample.total(*METRICS.running) for sample in (first, now)),
-        waiting=_lowest(map(_waiting, (first, now))),
+        waiting=_lowest(waiting(sample) for sample in (first, now)),
         cpu_wait_s=change.grown("warmroute:cpu_wait_seconds_total"),
     )
 
 
 def _lowest(readings: Iterable[float | None]) -> float | None:
     return min((one for one in readings if one is not None), default=None)
-
-
-def _waiting(metrics: Samples) -> float | None:
-    """Requests that wait for room, without those that an engine holds back for other reasons."""
-    for_room = metrics.total(*METRICS.waiting_by_reason, reason="capacity")
-    return metrics.total(*METRICS.waiting) if for_room is None else for_room
 
 
 def _cache_size(metrics: Samples) -> tuple[int, int]:

@@ -140,6 +140,8 @@ class DecisionSample(Struct, frozen=True, kw_only=True):
     at_s: float
     replica: str
     cached: bool = False  # the replica held more of the prompt than others, which explains the choice
+    prompt_tokens: float = 0
+    missed_tokens: float = 0  # those that only another replica held
 
 
 class DifferingShape(Struct, frozen=True, kw_only=True):

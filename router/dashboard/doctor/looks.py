@@ -3,7 +3,7 @@
 A counter that fell was reset in between, and counts as it is.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from router.dashboard.doctor.figures import DecisionSample, EngineFigures, ReplicaFigures, RouterFigures, RoutingFigures
@@ -36,14 +36,12 @@ class RouterLook(NamedTuple):
     approximate: Mapping[str, float]
 
 
-class Chosen(NamedTuple):
-    """A decision, and the tokens of its prompt that the chosen replica held, and the best of the others."""
-
-    at_s: float
-    replica: str
-    prompt_tokens: float
-    ours: float
-    others: float
+def decision_sample(at_s: float, replica: str, prompt_tokens: float, ours: float, others: float) -> DecisionSample:
+    """`ours`: tokens of its prompt that the chosen replica held; `others`: those at the best of the others."""
+    missed = max(0.0, others - ours)
+    return DecisionSample(
+        at_s=at_s, replica=replica, cached=ours > others, prompt_tokens=prompt_tokens, missed_tokens=missed
+    )
 
 
 def grown(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
@@ -82,17 +80,17 @@ def replica_figures(
     )
 
 
-def router_figures(policy: str, first: RouterLook, last: RouterLook, chosen: Iterable[Chosen] | None) -> RouterFigures:
-    """`chosen`: None if the decisions may not be read."""
-    decided = list(chosen or ())
-    samples = (DecisionSample(at_s=one.at_s, replica=one.replica, cached=one.ours > one.others) for one in decided)
+def router_figures(
+    policy: str, first: RouterLook, last: RouterLook, choices: Sequence[DecisionSample] | None
+) -> RouterFigures:
+    """`choices`: None if the decisions may not be read."""
     [requests] = grown({"": first.requests}, {"": last.requests}).values()
     return RouterFigures(
         policy=policy,
         requests=requests,
         refused={code: count for code, count in grown(first.refused, last.refused).items() if count},
         approximate={why: count for why, count in grown(first.approximate, last.approximate).items() if count},
-        missed_tokens=sum(max(0.0, one.others - one.ours) for one in decided),
-        chosen_tokens=sum(one.prompt_tokens for one in decided),
-        choices=None if chosen is None else tuple(samples),
+        missed_tokens=sum(one.missed_tokens for one in choices or ()),
+        chosen_tokens=sum(one.prompt_tokens for one in choices or ()),
+        choices=None if choices is None else tuple(choices),
     )

@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -124,24 +123,6 @@ def test_each_fault_is_named_at_the_replica_that_has_it(running: Fleet) -> None:
     }
 
 
-def test_salts_of_which_each_is_used_once_are_named(running: Fleet) -> None:
-    def salted(turn: int) -> dict[str, Any]:
-        return of("demo", 8)(turn) | {"cache_salt": f"{turn}-{time.monotonic()}"}
-
-    with traffic(running.well, salted):
-        _, found = looked(running.well.url)
-    assert [one.rule for one in found] == ["salt-per-request"]
-
-
-def test_one_salt_for_each_tenant_is_nothing_wrong(running: Fleet) -> None:
-    def salted(tenant: str) -> Callable[[int], dict[str, Any]]:
-        return lambda turn: of("demo", 4)(turn) | {"cache_salt": tenant}
-
-    with traffic(running.well, salted("a"), salted("b")):
-        _, found = looked(running.well.url)
-    assert found == []
-
-
 def test_a_drained_replica_is_named_and_the_command_says_so(running: Fleet) -> None:
     running.well.post("/replicas/w1/drain")
     try:
@@ -161,10 +142,3 @@ def test_a_replica_without_a_router_is_looked_at_alone(running: Fleet) -> None:
     figures, found = looked("", 0.5, (url,))
     assert figures.router is None
     assert [one.rule for one in found] == ["no-events"]
-
-
-def test_without_an_answer_the_status_is_2(running: Fleet) -> None:
-    [url] = [one["url"] for one in running.faulty.get("/replicas").json["replicas"] if one["name"] == "tiny"]
-    told = doctor("--router", url)
-    assert told.returncode == 2
-    assert "is not a router" in told.stderr

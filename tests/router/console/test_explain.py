@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.console.explain import bar_of, draw
-from router.console.formatting import duration
 from router.placement.verdict import Verdict
 from router.responses import Explanation
 
@@ -164,10 +163,6 @@ def test_a_router_cannot_take_hold_of_the_terminal() -> None:
         assert all(letter.isprintable() or letter == "\n" for letter in shown)
 
 
-def test_fields_of_newer_routers_are_skipped() -> None:
-    assert "replica-1" in drawn(new_field={"x": 1})
-
-
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -179,13 +174,6 @@ def test_a_terminal_gets_colours_and_blocks(monkeypatch: pytest.MonkeyPatch) -> 
     file = Terminal()
     draw(msgspec.json.encode(ANSWER), file, 80)
     assert "█" in file.getvalue() and "\x1b[1;32m" in file.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("duration_s", "text"), [(None, "-"), (float("inf"), "-"), (0.0, "0 ms"), (0.2564, "256 ms"), (12.34, "12.3 s")]
-)
-def test_durations_are_short(duration_s: float | None, text: str) -> None:
-    assert duration(duration_s) == text
 
 
 @given(st.integers(1, 60), st.integers(1, 20), st.data())

@@ -12,7 +12,7 @@ from lab.doctor.comparing import Look, figures_of
 from router.dashboard import alerts, broadcast
 from router.dashboard.alerts import Alerts
 from router.dashboard.doctor.figures import Figures, RoutingFigures
-from router.dashboard.doctor.rules import PAGE, RULES
+from router.dashboard.doctor.rules import PAGE
 from tests.router.dashboard.watching import Page, watched
 from tests.router.loopback import until
 from tests.router.scripted import CHAT, Script, Scripted, Served, chat, connect, drops, refused_port, says, served
@@ -167,10 +167,6 @@ def routed(figures: Figures) -> dict[str, dict[str, object]]:
         assert isinstance(one.routed, RoutingFigures)
         found[one.name] = asdict(replace(one.routed, busy=(), queued_tokens=(), lag_batches=0))
     return found
-
-
-def test_each_rule_has_a_heading_to_go_to() -> None:
-    assert set(RULES) <= HEADINGS
 
 
 async def test_choices_are_looked_at_no_further_than_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:

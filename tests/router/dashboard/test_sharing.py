@@ -201,14 +201,6 @@ async def test_a_prefix_is_held_where_a_longer_prompt_could_use_it(
         assert (found["replicas"], found["tokens"], found["prompts"]) == (names, 5 * 16, 2)
 
 
-async def test_keys_of_different_kinds_are_not_compared() -> None:
-    async with served(*Script(says(GOOD)).replicas(2)) as running:
-        holding(running, "r0", Layout(16, (Group(0, "full", 1),), lookahead=1), 1, SHARED)
-        holding(running, "r1", None, 0, [11, 12], [11, 12])
-        found = (await told(running))["prefixes"]
-        assert sorted(one["replicas"] for one in found) == [["r0"], ["r1"]]
-
-
 async def test_an_answer_is_bounded_however_large_the_fleet() -> None:
     names = [f"r{number}" for number in range(60)]
     async with served(*[Scripted(name, says(GOOD)) for name in names]) as running:

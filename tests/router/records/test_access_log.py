@@ -33,26 +33,6 @@ def test_a_line_has_what_is_known_and_nothing_else(tmp_path: Path) -> None:
     assert second["client_left"] is True and second["cached_tokens"] == 0
 
 
-def test_each_line_is_there_at_once(tmp_path: Path) -> None:
-    log = LineFile(str(tmp_path / "log"), "access log")
-    log.add(encode(line()))
-    assert (tmp_path / "log").read_text().count("\n") == 1
-    log.close()
-
-
-def test_lines_are_added_to_what_is_there(tmp_path: Path) -> None:
-    for _ in range(2):
-        log = LineFile(str(tmp_path / "log"), "access log")
-        log.add(encode(line()))
-        log.close()
-    assert (tmp_path / "log").read_text().count("\n") == 2
-
-
-def test_a_new_file_is_for_its_owner_alone(tmp_path: Path) -> None:
-    LineFile(str(tmp_path / "log"), "access log").close()
-    assert os.stat(tmp_path / "log").st_mode & 0o777 == 0o600
-
-
 def test_a_line_end_within_a_name_does_not_begin_a_line(tmp_path: Path) -> None:
     log = LineFile(str(tmp_path / "log"), "access log")
     log.add(encode(line(model='a\n{"status":200}\x1b[2J')))

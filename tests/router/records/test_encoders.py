@@ -1,13 +1,11 @@
-"""The texts that leave the process, to the byte: a decision in /decisions, in the dashboard's stream, in /explain."""
+"""The texts that leave the process, to the byte: a decision in /decisions and in /explain."""
 
-from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 
-from router.dashboard.broadcast import decided
 from router.placement.decision import Prediction
 from router.placement.elsewhere import Split
 from router.proxy.predicted_hit import PredictedHit, PrefillHalf
@@ -57,8 +55,6 @@ def test_what_is_said_of_a_decision_is_the_same_to_the_byte() -> None:
     for is_split in (False, True):
         decision, past = over(is_split=is_split)
         said.append(without_time(msgspec.json.encode(past.record()), "ts"))
-        [shown] = decided(deque([past]))
-        said.append(without_time(msgspec.json.encode(shown), "at"))
     for verdict in decision.verdicts():
         verdict.sure_tokens = 16
         said.append(msgspec.json.encode(verdict).decode())

@@ -19,7 +19,6 @@ from router.log_lines import LogLine
 from router.placement.policy import SEED_BITS, Candidate, Question, TieBreak, place
 from router.proxy.request import Request
 from router.records.request_log import RequestLog
-from router.tenants.keys import keys_from_options
 from tests.router.loopback import until
 from tests.router.scripted import (
     CHAT,
@@ -152,19 +151,6 @@ async def test_the_blocks_of_an_exact_prompt_are_its_keys_for_the_replica(tmp_pa
     assert known.seq == -1 and known.inexact and known.report is None and known.block_tokens == 16
 
 
-async def test_the_same_prompt_of_another_tenant_has_other_blocks(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    keys = tuple(keys_from_options(["one", "other"], None))
-    [replica] = Script(says(GOOD)).replicas(1, native=True)
-    replica.control["/load"][1]["endpoints"] = {"events": "ipc:///nowhere/e"}
-    given: dict[str, Any] = {"request_log": str(log), "keys": keys, "demand_key": True}
-    async with served(replica, **given) as running, connect(running.port) as client:
-        for key in ("one", "one", "other"):
-            await client.post(COMPLETIONS, text(), authorization=f"Bearer {key}")
-    one, again, other = (line.blocks for line in lines_of(log))
-    assert one == again and one and not set(one) & set(other)
-
-
 async def test_tries_at_several_replicas_stand_in_one_line(tmp_path: Path) -> None:
     log = tmp_path / "log"
     script = Script(lambda call: call.drop(), says(GOOD))
@@ -197,15 +183,6 @@ async def test_a_client_that_left_has_a_line(tmp_path: Path) -> None:
         await running.idle()
     [line] = lines_of(log)
     assert line.client_left and line.ttft_s is None and line.sendings[0].begun_order == -1
-
-
-async def test_a_full_disk_loses_lines_and_no_request(caplog: pytest.LogCaptureFixture) -> None:
-    async with served(named("r0"), request_log="/dev/full") as running, connect(running.port) as client:
-        for _ in range(3):
-            assert (await client.post(CHAT, chat())).json == "r0"
-        await running.idle()
-        assert running.router.history.request_log.lost_lines == 3
-    assert caplog.text.count("Cannot write the request log /dev/full") == 1
 
 
 async def test_it_is_for_its_owner_alone_and_lines_are_added(tmp_path: Path) -> None:
@@ -245,24 +222,6 @@ async def test_an_answered_request_is_not_kept_in_a_cycle_of_references(tmp_path
             gc.garbage.clear()
             gc.enable()
     assert len(lines_of(tmp_path / "log")) == 3
-
-
-async def test_a_body_is_held_only_where_it_will_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    held: list[bytes] = []
-    over = RequestLog.over
-
-    def looks(log: RequestLog, summary: Any) -> None:
-        held.append(summary.notes.body)
-        over(log, summary)
-
-    monkeypatch.setattr(RequestLog, "over", looks)
-    for log_prompts in (False, True):
-        given: dict[str, Any] = {"request_log": str(tmp_path / "log"), "log_prompts": log_prompts}
-        async with served(named("r0"), **given) as running, connect(running.port) as client:
-            await client.post(CHAT, chat())
-            await running.idle()
-    without, with_prompts = held
-    assert without == b"" and with_prompts
 
 
 async def test_a_body_nested_however_deep_has_its_line(tmp_path: Path) -> None:
@@ -315,22 +274,6 @@ async def test_the_first_line_after_a_torn_one_is_whole(tmp_path: Path, cut: int
     log.write_bytes(log.read_bytes()[:-cut])
     await two_requests()
     assert len(log.read_bytes().splitlines()) == 4 and len(lines_of(log)) == (4 if cut == 1 else 3)
-
-
-def test_an_empty_file_and_a_whole_one_get_no_empty_line(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    path.touch()
-    for line in (b"one", b"two"):
-        log = RequestLog(str(path), bodies=False)
-        log.add(line)
-        log.close()
-    assert path.read_bytes() == b"one\ntwo\n"
-
-
-async def test_nothing_is_noted_without_a_log() -> None:
-    async with served(named("r0")) as running, connect(running.port) as client:
-        await client.post(CHAT, chat())
-        assert running.router.history.request_log is None
 
 
 # ---- lots

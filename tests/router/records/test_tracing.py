@@ -134,14 +134,6 @@ async def test_a_refusal_is_a_span_without_attempts(collector: Collector) -> Non
     assert attributes(lost)["error.type"] == "503" and lost.status.code == Status.STATUS_CODE_ERROR
 
 
-async def test_without_an_endpoint_the_clients_trace_continues_untouched() -> None:
-    script = Script(answers)
-    async with served(*script.replicas(1)) as running, connect(running.port) as client:
-        await client.post(CHAT, chat(stream=True), traceparent=f"00-{TRACE}-{PARENT}-01")
-        assert running.router.tracing is None
-    assert script.calls[0].header("traceparent") == f"00-{TRACE}-{PARENT}-01"
-
-
 async def test_a_missing_collector_of_spans_and_metrics_disturbs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "10")
     script = Script(answers)

@@ -3,18 +3,15 @@
 import { clock, seconds, whole } from "./format.js";
 import * as places from "./places.js";
 
-/** `at` or `ts`: the feed and the list of decisions call it by different names. */
-export const decidedAt = (one) => one.at ?? one.ts;
-
 /** Clients may give several requests one id. */
-export const decisionKey = (one) => `${one.request_id} ${decidedAt(one)}`;
+export const decisionKey = (one) => `${one.request_id} ${one.ts}`;
 
 export function decisionColumns(state, short = false) {
   const columns = [
     {
       title: "When",
       head: true,
-      cell: (one) => ({ text: clock(decidedAt(one)), href: places.request(one.request_id) }),
+      cell: (one) => ({ text: clock(one.ts), href: places.request(one.request_id) }),
     },
     { title: "Replica", cell: (one) => replicaCell(one, state) },
     { title: "Prompt", right: true, cell: (one) => whole(one.prompt_tokens) },

@@ -2,7 +2,6 @@
 
 import asyncio
 import io
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -152,17 +151,6 @@ async def test_the_cursor_is_followed_down_and_up() -> None:
         assert screen.lines[3].startswith("replica")  # the titles stay
 
 
-async def test_a_row_that_moves_away_is_followed() -> None:
-    async with watched(40) as (screen, running):
-        titles = screen.lines[3].split()
-        await screen.press("1", *[">"] * (1 + titles.index("run")), "home")
-        assert screen.cursor() == "r0"
-        for number in range(1, 40):
-            running.member(f"r{number}").candidate.running = number
-        await screen.until(lambda: screen.rows("replica")[-1] == "r0", "it is the last one, and seen")
-        assert screen.cursor() == "r0"
-
-
 async def test_only_lines_that_say_something_else_are_written_again() -> None:
     async def still(request: Request, reply: Reply) -> None:
         await answer(request, reply, [{"name": "r0"}, {"name": "r1", "load": {"running": running}}])
@@ -257,13 +245,6 @@ async def test_a_replica_is_drained_and_undrained_after_a_question() -> None:
         await screen.until(lambda: running.member("r1").candidate.unavailable is None, "it serves again")
 
 
-async def test_a_replica_can_be_drained_where_it_is_looked_into() -> None:
-    async with watched(2) as (screen, running):
-        await screen.press("enter", "d", "y")
-        await screen.until(lambda: running.member("r0").candidate.unavailable == "draining", "it drains")
-        await screen.until_text("r0  draining: draining")
-
-
 async def test_without_a_replica_there_is_nothing_to_drain() -> None:
     async with watched(1, *QUESTIONS) as (screen, _):
         await screen.press("4", "d")
@@ -284,14 +265,6 @@ async def test_a_router_with_keys_says_which_option_gives_them() -> None:
         assert running.member("r0").candidate.unavailable is None
     async with watched(2, keys=keys, demand_key=True) as (screen, _):
         await screen.until_text("REFUSED; see --admin-key or WARMROUTE_ADMIN_KEY: the router says: the API key")
-
-
-async def test_with_the_admin_key_all_is_seen_and_may_be_changed() -> None:
-    keys = tuple(keys_from_options(["user"], "root"))
-    async with watched(2, keys=keys, demand_key=True, key="root") as (screen, running):
-        assert "No decisions yet." in screen.text
-        await screen.press("d", "y")
-        await screen.until(lambda: running.member("r0").candidate.unavailable == "draining", "it drains")
 
 
 # ---- time
@@ -346,21 +319,3 @@ async def answer(request: Request, reply: Reply, replicas: list[dict[str, Any]])
             await reply.whole(200, {"prompts": 0, "span_s": 0.0, "texts": True, "prefixes": []})
         case _:
             await reply.whole(200, b"warmroute_router:open_requests 0.0\n")
-
-
-async def test_a_thousand_replicas_cost_a_line_for_each_that_can_be_seen() -> None:
-    replicas = [{"name": f"replica-{number}", "state": "exact", "load": {"running": number}} for number in range(1000)]
-    body = json.dumps({"replicas": replicas})
-
-    async def many(request: Request, reply: Reply) -> None:
-        if request.path == "/replicas":
-            await reply.whole(200, body.encode())
-        else:
-            await answer(request, reply, [])
-
-    async with serving(many) as url, shown(url, size=(120, 40)) as screen:
-        assert "1,000 replicas: 1,000 exact" in screen.text
-        await screen.press("1", "end")
-        assert screen.rows("replica")[-1] == "replica-999"
-        await screen.press("/", *"-77", "enter")
-        assert len(screen.rows("replica")) == 11

@@ -5,7 +5,6 @@ import os
 import signal
 import termios
 from collections.abc import Iterator
-from contextlib import ExitStack
 
 import pytest
 
@@ -75,35 +74,6 @@ async def test_a_killed_replica_is_down_and_its_restart_is_news(running: RouterP
         await screen.press("2")
         risen = {row.key: row.risen for row in screen.poller.seen.replicas}
         assert risen["r1"] & {"restarts", "reconnects", "repairs"} and not risen["r0"]
-
-
-async def test_a_killed_router_leaves_the_last_figures_and_is_found_again(replicas: Fleet) -> None:
-    with ExitStack() as stack:
-        first = stack.enter_context(router(*replicas.as_options))
-        port = first.port
-        async with shown(first.url) as screen:
-            await states(screen, "exact", "exact")
-            first.process.kill()
-            await screen.until_text("NO ANSWER, figures")
-            assert screen.rows("replica") == ["r0", "r1"]
-            await asyncio.to_thread(first.end, None)
-            again = await asyncio.to_thread(stack.enter_context, router(*replicas.as_options, port=port))
-            await screen.until(lambda: not screen.poller.seen.is_stale, "it is found again")
-            await states(screen, "exact", "exact")
-            assert again.port == port and "NO ANSWER" not in screen.text
-
-
-async def test_a_drained_replica_gets_nothing_more(replicas: Fleet) -> None:
-    with router(*replicas.as_options, "--admin-key", "root") as drains:
-        async with shown(drains.url, "root") as screen:
-            await states(screen, "exact", "exact")
-            await screen.press("d", "y")
-            await states(screen, "draining", "exact")
-            await asked(drains, *(f"{number} ships?" for number in range(4)))
-            await screen.until(lambda: len(screen.poller.seen.decisions) == 4, "all are decided")
-            assert {one.of.chosen for one in screen.poller.seen.decisions} == {"r1"}
-            await screen.press("d", "y")
-            await states(screen, "exact", "exact")
 
 
 # ---- a terminal

@@ -1,11 +1,7 @@
 """`warmroute top --once`, and the command's messages if there is nothing to show."""
 
 import asyncio
-import os
 import re
-import subprocess
-import sys
-from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -77,21 +73,3 @@ async def test_a_missing_router_is_reported_in_one_line() -> None:
 def test_arguments_that_cannot_be_used_are_named(arguments: list[str], said: str) -> None:
     result = CliRunner().invoke(top, arguments)
     assert result.exit_code == 2 and said in result.stderr
-
-
-def loaded(*arguments: str) -> Any:
-    """Which of three heavy packages are imported at the end of the command: "True" or "False" for each."""
-    code = (
-        "import atexit, sys\n"
-        "atexit.register(lambda: print(*(name in sys.modules for name in ('rich', 'torch', 'ray'))))\n"
-        f"from fleet.cli import main\nmain({list(arguments)!r})"
-    )
-    finished = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ, capture_output=True, text=True, timeout=DEADLINE_S
-    )
-    return finished.stdout.splitlines()[-1].split()
-
-
-def test_refusing_arguments_needs_nothing_heavy() -> None:
-    assert loaded("top", "--once", "--router", "http://127.0.0.1:1") == ["True", "False", "False"]
-    assert loaded("top", "--interval", "0") == ["False", "False", "False"]

@@ -10,13 +10,10 @@ from typing import Any
 import click
 import pytest
 
-from events.publisher import Publisher
 from router.console.asking import Client
 from router.console.top.poller import DECISIONS, PREFIXES, REPLICAS, ROUTER, TIMEOUT_S, Poller, Seen
-from tests.router.dashboard.test_status import exact, ours
 from tests.router.loopback import Reply, Request, serving, until
-from tests.router.members.test_feeds import config
-from tests.router.scripted import CHAT, MODEL, Script, chat, connect, named, refused_port, says, served
+from tests.router.scripted import CHAT, MODEL, Script, chat, connect, refused_port, says, served
 
 GOOD = b'{"usage":{"prompt_tokens_details":{"cached_tokens":16}}}'
 
@@ -180,17 +177,6 @@ async def test_names_of_replicas_are_written_into_paths_as_they_are() -> None:
                 said = await asyncio.to_thread(poller.drain, "a b/../c?", undo=undo)
                 assert "there is no such replica" in said
     assert asked == ["POST /replicas/a%20b%2F..%2Fc%3F/drain", "POST /replicas/a%20b%2F..%2Fc%3F/undrain"]
-
-
-async def test_a_heartbeat_has_an_age() -> None:
-    with Publisher(config()) as publisher:
-        async with served(ours(publisher), named("other")) as running:
-            await exact(running, publisher)
-            with poller_of(f"http://127.0.0.1:{running.port}") as poller:
-                seen = await polled(poller)
-    heard = {row.key: row.of.heard_age_s for row in seen.replicas}
-    assert heard["ours"] is not None and 0 <= heard["ours"] < 10
-    assert heard["other"] is None
 
 
 async def test_a_real_router_is_understood_in_all_of_its_answers() -> None:

@@ -136,15 +136,6 @@ def test_prefixes_are_indented_below_what_they_come_after() -> None:
     assert table.lines(80, 9)[1][0][0].rstrip() == "  ~+64"
 
 
-def test_the_cursor_stays_on_its_prefix_while_others_come_before_it() -> None:
-    table = prefix_table()
-    table.sorted_by = None
-    one, other = a_prefix(id="m 01", text="one"), a_prefix(id="m 02", text="other")
-    table.show(prefix_rows([one]))
-    table.show(prefix_rows([other, one]))
-    assert table.current is not None and table.current.of == one
-
-
 def test_models_are_named_where_there_are_several() -> None:
     table = prefix_table()
     rows = [Row(model, a_prefix(model=model)) for model in ("a", "b")]

@@ -49,11 +49,6 @@ def test_what_is_shared_is_a_tree_of_plain_text_where_there_is_no_terminal() -> 
     ]
 
 
-@pytest.mark.parametrize("width", [40, 60, 80, 200])
-def test_it_fits_in_the_columns_there_are(width: int) -> None:
-    assert max(len(line) for line in drawn(width).splitlines()) <= max(width, 42)
-
-
 def test_a_pipe_gets_each_prefix_in_one_line_and_more_of_its_text() -> None:
     file = io.StringIO()
     held = TOOL | {"held_by": 9, "replicas": ["a-replica-with-a-long-name-0", "a-replica-with-a-long-name-1"]}

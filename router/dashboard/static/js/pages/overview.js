@@ -12,7 +12,6 @@ import { decisionColumns, decisionKey } from "../decisions.js";
 const TOTALS = ["Prefill saved", "Replicas", "Requests", "First token", "Hit rate", "In flight", "Tokens"];
 const STATES = ["exact", "approximate", "partial", "lagging", "syncing", "draining", "down"];
 const ASCENDING = ["name", "accuracy"]; // their natural order
-const PAGE = 100;
 const TYPING_MS = 250;
 const MONEY = { minimumFractionDigits: 2, maximumFractionDigits: 2 };
 const HEARD_S = 2; // replicas of ours say something several times a second
@@ -25,7 +24,7 @@ class Overview {
   constructor(view, state, feed) {
     this._state = state;
     this._feed = feed;
-    this._query = { sort: "worst", order: "desc", filter: "", offset: 0 };
+    this._query = { sort: "worst", order: "desc", filter: "" };
     this._build(view);
     this._unsubscribe = state.subscribe((what) => this._show(what));
     this._show("fleet");
@@ -79,7 +78,7 @@ class Overview {
   _replicaCard() {
     const filtered = () => {
       clearTimeout(this._typing);
-      this._typing = setTimeout(() => this._ask({ filter: input.value.trim(), offset: 0 }), TYPING_MS);
+      this._typing = setTimeout(() => this._ask({ filter: input.value.trim() }), TYPING_MS);
     };
     const input = el("input", {
       class: "filter",
@@ -91,7 +90,7 @@ class Overview {
     });
     const choose = (name) => {
       input.value = input.value === name ? "" : name;
-      this._ask({ filter: input.value, offset: 0 });
+      this._ask({ filter: input.value });
     };
     this._chips = STATES.map((name) => {
       const count = el("span", { class: "number" });
@@ -103,10 +102,7 @@ class Overview {
       );
       return { name, count, button };
     });
-    this._matching = el("span", { class: "soft small" });
-    this._earlier = el("button", { type: "button", on: { click: () => this._turn(-PAGE) } }, "Previous");
-    this._later = el("button", { type: "button", on: { click: () => this._turn(PAGE) } }, "Next");
-    this._paging = el("div", { class: "row", hidden: true }, this._earlier, this._later, this._matching);
+    this._matching = el("p", { class: "soft small after" });
     const head = el(
       "header",
       {},
@@ -114,7 +110,7 @@ class Overview {
       this._chips.map((one) => one.button),
       el("div", { class: "end" }, input),
     );
-    return el("section", { class: "card live-figures" }, head, this._replicas.node, this._paging);
+    return el("section", { class: "card live-figures" }, head, this._replicas.node, this._matching);
   }
 
   // ---- what is asked for
@@ -123,12 +119,8 @@ class Overview {
     const { sort, order } = this._query;
     const natural = ASCENDING.includes(by) ? "asc" : "desc";
     const other = order === "asc" ? "desc" : "asc";
-    this._ask({ sort: by, order: sort === by ? other : natural, offset: 0 });
+    this._ask({ sort: by, order: sort === by ? other : natural });
     this._replicas.sorted(by, this._query.order === "desc");
-  }
-
-  _turn(by) {
-    this._ask({ offset: Math.max(0, this._query.offset + by) });
   }
 
   _ask(changes) {
@@ -148,7 +140,9 @@ class Overview {
     this._showAlerts(fleet.alerts);
     this._replicas.show(fleet.replicas);
     this._showStates(fleet.states);
-    this._showPaging(fleet.shown);
+    const left = fleet.shown.matching - fleet.replicas.length;
+    mark(this._matching, "hidden", left <= 0);
+    say(this._matching, `and ${plural(left, "replica")} more: sort or filter to see others`);
     mark(this._decisionCard, "hidden", fleet.decisions === null);
     if (fleet.decisions !== null) this._decisions.show(fleet.decisions.slice(0, 12));
   }
@@ -216,19 +210,7 @@ class Overview {
     }
   }
 
-  _showPaging(shown) {
-    const isEmpty = shown.offset > 0 && shown.offset >= shown.matching; // the fleet has become smaller
-    if (isEmpty && shown.offset === this._query.offset) this._ask({ offset: lastOffset(shown.matching) });
-    mark(this._paging, "hidden", shown.offset === 0 && shown.matching <= PAGE);
-    const last = Math.min(shown.matching, shown.offset + PAGE);
-    const first = Math.min(last, shown.offset + 1);
-    say(this._matching, `${whole(first)} to ${whole(last)} of ${plural(shown.matching, "replica")}`);
-    mark(this._earlier, "disabled", shown.offset === 0);
-    mark(this._later, "disabled", last >= shown.matching);
-  }
 }
-
-const lastOffset = (matching) => Math.max(0, Math.ceil(matching / PAGE) - 1) * PAGE;
 
 function savedWords({ saved_tokens: tokens, saved_s: time }, hello) {
   const price = hello?.price_per_million_tokens ?? null;
