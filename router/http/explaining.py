@@ -16,6 +16,7 @@ from router.placement.cost import TAKES
 from router.placement.decision import Decision, predict
 from router.placement.holders import slots_of
 from router.placement.index import APPROXIMATE, Matches
+from router.prompts.model_rewrites import rewritten
 from router.prompts.prompt import UNREADABLE, Peek, Prompt
 from router.prompts.reading.client import Reading, is_quick
 from router.prompts.reading.messages import Found, Make
@@ -23,7 +24,7 @@ from router.prompts.tokens import TokenCounts
 from router.proxy.headers import session_of
 from router.proxy.predicted_hit import Exactness, PredictedHit
 from router.proxy.prefill import split_of, why_not_from
-from router.proxy.reading import make_for, peek_into, prompt_from, rewritten_apart
+from router.proxy.reading import make_for, peek_into, prompt_from
 from router.proxy.services import Services
 from router.responses import Explanation, PrefillChoice
 from router.tenants.admission import Admitted
@@ -49,7 +50,8 @@ async def explained(
 
     `named` is the API of the request; None: the one that its fields tell.
     """
-    body = await rewritten_apart(services.model_rewrites, body)
+    if not services.model_rewrites.is_empty:
+        body = bytes(await asyncio.to_thread(rewritten, services.model_rewrites, body) or body)
     peek, prompt = await read_prompt(services.members, services.reading, body, admitted, api_of(named, body))
     model = services.members.model(peek.model)
     session = session_of(headers, peek.prompt_cache_key)

@@ -17,7 +17,7 @@ from api.openai_responses.named import NamedResponses, may_name, named_in
 from api.reading import media_type
 from api.tokens.tokenizer import ByteTokenizer
 from router.members.members import ServedModel
-from router.prompts.model_rewrites import NO_RULES, Rules, rewritten
+from router.prompts.model_rewrites import NO_RULES, rewritten
 from router.prompts.prompt import (
     APPROXIMATE,
     BYTES_PER_TOKEN,
@@ -68,14 +68,6 @@ async def _rewrite_apart(request: Request, exchange: Exchange) -> None:
     exchange.aside = None
     exchange.replace_body(body)
     _read(request, exchange)
-
-
-async def rewritten_apart(rules: Rules, body: bytes) -> bytes:
-    """Return the body of a request that is not sent."""
-    if rules.is_empty:
-        return body
-    found = await asyncio.to_thread(rewritten, rules, body)
-    return body if found is None else bytes(found)
 
 
 def _read(request: Request, exchange: Exchange) -> None:

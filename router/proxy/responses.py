@@ -46,25 +46,19 @@ def new_response_id(salt: str | None, replica: str, model: str) -> str:
     return f"resp_{said}{_proof(said, salt)}"
 
 
-def made_for(response_id: str, salt: str | None) -> Made | None:
-    """Read the id, if the router gave it to a response for a key with this salt."""
-    found = _NAMED.fullmatch(response_id)
-    if found is None:
-        return None
-    drawn, replica, model, proof = found.groups()
-    is_proved = hmac.compare_digest(proof, _proof(drawn + replica + model, salt))
-    return Made(replica, model) if is_proved else None
-
-
 def checked(response_id: str, salt: str | None, param: str | None, *, has_salts: bool) -> Made | None:
     """Read the id; None: a replica made it up itself. ApiError 404 where it may be another tenant's.
 
     `has_salts`: some keys have a salt, so an id without a proof may be theirs.
     """
-    made = made_for(response_id, salt)
-    if made is None and (has_salts or _NAMED.fullmatch(response_id) is not None):
+    found = _NAMED.fullmatch(response_id)
+    if found is not None:
+        drawn, replica, model, proof = found.groups()
+        if hmac.compare_digest(proof, _proof(drawn + replica + model, salt)):
+            return Made(replica, model)
+    if has_salts or found is not None:
         raise no_response(response_id, param)
-    return made
+    return None
 
 
 def no_response(response_id: str, param: str | None) -> ApiError:

@@ -78,29 +78,6 @@ def is_aborted(api: str, answer: bytes, profile: EngineProfile) -> bool:
     return pattern is not None and mark in answer and pattern.search(answer) is not None
 
 
-def mark_of(api: str) -> bytes:
-    """Bytes without which no event of this API's streams gives an answer up."""
-    return _ABORTED.get(api, _UNKNOWN)[0]
-
-
-def aborted_event(api: str, before: bytes, body: bytes) -> bytes | None:
-    """The whole events of `body` before one that gives the answer up; None: there is no such event.
-
-    `before`: what came before, in which the event may begin.
-    """
-    mark, pattern = _ABORTED.get(api, _UNKNOWN)
-    if pattern is None or (mark not in body and before.endswith(b"\n\n")):
-        return None
-    held = before + body
-    found = pattern.search(held)
-    if found is None:
-        return None
-    ends = [
-        held.rfind(end, 0, found.start()) + len(end) for end in (b"\n\n", b"\n\r\n") if end in held[: found.start()]
-    ]
-    return body[: max(0, max(ends, default=0) - len(before))]
-
-
 def is_servers_error(body: bytes) -> bool:
     """Return whether a stream of OpenAI's APIs is an error of the engine's own from its first event on."""
     return body.startswith(b'data: {"error"') and _OWN_ERROR.search(body) is not None
@@ -109,11 +86,12 @@ def is_servers_error(body: bytes) -> bool:
 class SentEvents:
     """The end of a client's stream of events, to see if it is complete and to end it with an error otherwise."""
 
-    __slots__ = ("_api", "_count", "end", "is_between", "is_plain", "mark")
+    __slots__ = ("_aborts", "_api", "_count", "end", "is_between", "is_plain", "mark")
 
     def __init__(self, api: GenerationApi) -> None:
         self._api = api
-        self.mark = mark_of(api.name)  # an event without it does not give the answer up
+        self._aborts: re.Pattern[bytes] | None
+        self.mark, self._aborts = _ABORTED.get(api.name, _UNKNOWN)  # an event without the mark gives no answer up
         self.is_plain = bool(self.mark) and api.ending is None  # whole events without it need no further look
         self._count = 0  # the next number, if events are numbered
         self.end = b""
@@ -127,7 +105,15 @@ class SentEvents:
 
     def before_abort(self, body: bytes) -> bytes | None:
         """The whole events before the one with which the engine gives the answer up; None: it does not, in `body`."""
-        return aborted_event(self._api.name, self.end[-LONGEST_END:], body)
+        before = self.end[-LONGEST_END:]  # in which the event may begin
+        if self._aborts is None or (self.mark not in body and before.endswith(b"\n\n")):
+            return None
+        found = self._aborts.search(held := before + body)
+        if found is None:
+            return None
+        good = held[: found.start()]
+        ends = [good.rfind(end) + len(end) for end in (b"\n\n", b"\n\r\n") if end in good]
+        return body[: max(0, max(ends, default=0) - len(before))]
 
     @property
     def is_complete(self) -> bool:

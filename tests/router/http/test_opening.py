@@ -37,16 +37,6 @@ async def test_forwarded_requests_are_passed_on_unchanged(target: str) -> None:
         assert (call.method, call.target, call.json) == ("POST", target, {"a": 1})
 
 
-@pytest.mark.parametrize("method", ["GET", "PUT", "PATCH", "DELETE", "HEAD"])
-async def test_with_any_method_an_administrator_reaches_what_is_not_in_the_table(method: str) -> None:
-    script = Script(lambda call: call.answer(b"" if call.method == "HEAD" else GOOD))
-    async with served(*script.replicas(1)) as running, connect(running.port) as client:
-        assert (await client.ask(method, "/v1/things/7?x=y", host="localhost")).status == 200
-        [call] = script.calls
-        assert (call.method, call.target, call.body) == (method, "/v1/things/7?x=y", b"")
-        assert (call.header("content-length") is None) == (method in ("GET", "HEAD", "DELETE"))
-
-
 @pytest.mark.parametrize("target", ["/v1/chat/completions?api-version=1", "/v%31/chat/completions"])
 async def test_a_generation_request_is_known_however_its_path_is_written(target: str) -> None:
     script = Script(says(GOOD))

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from router.proxy.streams.events import aborted_event
+from api.generation_apis import CHAT as CHAT_API
+from router.proxy.streams.events import SentEvents
 from tests.router.scripted import (
     CHAT,
     COMPLETIONS,
@@ -18,7 +19,6 @@ from tests.router.scripted import (
     chat,
     connect,
     event,
-    events_of,
     says,
     served,
 )
@@ -78,19 +78,6 @@ async def test_a_stream_that_was_given_up_before_its_first_event_begins_at_anoth
         assert len(script.calls) == 2 and faults(running) == 1
 
 
-@pytest.mark.parametrize("cut", [0, 1, 40, 70, -1])
-async def test_a_stream_that_was_given_up_in_its_midst_ends_in_an_error(cut: int) -> None:
-    last = said("", "abort")
-    script = Script(streams(said("a") + last[:cut], last[cut:] + DONE), streams(*WHOLE))
-    async with served(*script.replicas(2)) as running, connect(running.port) as client:
-        stream = (await client.post(CHAT, chat(stream=True))).body
-        first, *half, error, done, end = stream.split(b"\n\n")
-        assert first + b"\n\n" == said("a") and (done, end) == (b"data: [DONE]", b"")
-        assert all(last.startswith(one) for one in half)
-        assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "broken_stream"
-        assert len(script.calls) == 1 and faults(running) == 1
-
-
 @pytest.mark.virtual(False)
 @pytest.mark.parametrize("cut", [0, 1, 60, said("", "abort").index(b"abort") + 2])
 async def test_a_stream_that_is_given_up_after_many_reads_ends_in_an_error(cut: int) -> None:
@@ -144,17 +131,7 @@ def test_the_events_before_the_one_that_gives_up_are_whole(ends: bytes) -> None:
     good, last = (one.replace(b"\n", ends) for one in (said("a"), said("", "abort")))
     stream = good + last
     for cut in range(len(stream)):
-        before = aborted_event("chat", stream[:cut], stream[cut:])
-        assert stream[:cut] + (before or b"") == stream[: max(cut, len(good))], cut
-    assert aborted_event("chat", b"", good) is None
-
-
-async def test_a_stream_that_has_only_begun_may_be_lost_too() -> None:
-    def lost(call: Call) -> None:
-        call.begin()
-        call.drop()
-
-    script = Script(lost, streams(*WHOLE))
-    async with served(*script.replicas(2)) as running, connect(running.port) as client:
-        assert events_of((await client.post(CHAT, chat(stream=True))).body)
-        assert len(script.calls) == 2
+        sent = SentEvents(CHAT_API)
+        sent.end = stream[:cut]
+        assert stream[:cut] + (sent.before_abort(stream[cut:]) or b"") == stream[: max(cut, len(good))], cut
+    assert SentEvents(CHAT_API).before_abort(good) is None

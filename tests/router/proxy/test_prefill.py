@@ -159,17 +159,6 @@ async def test_a_prefill_replica_that_hands_nothing_over_is_left_alone_for_a_whi
         assert await two.outcome() == "handed"
 
 
-async def test_a_prefill_replica_that_says_nothing() -> None:
-    async def waits(call: Call) -> None:
-        await call.left()
-
-    async with pair() as two:
-        two.prefill.handler = waits
-        two.running.member("e0").candidate.prefill_tokens_per_s = 1000.0
-        assert said(await two.ask()) == "e1"
-        assert await two.outcome() == "late"
-
-
 # ---- the second half fails
 
 
@@ -280,15 +269,6 @@ async def test_without_two_roles_a_request_is_sent_as_ever(roles: tuple[Role | N
     async with served(*engines, prefill_elsewhere="always", policy="cost") as running, connect(running.port) as client:
         assert (await client.post(CHAT, body())).status == 200
         assert [params for engine in engines for params in engine.transferred] == [None]
-
-
-async def test_two_replicas_of_both_roles_compute_for_each_other() -> None:
-    engines = [Engine(f"e{number}", Fabric(), "both") for number in range(2)]
-    engines[1].fabric = engines[0].fabric
-    async with served(*engines, prefill_elsewhere="always", policy="cost") as running, connect(running.port) as client:
-        answer = await client.post(CHAT, body())
-        reader = answer.headers["x-warmroute-replica"]
-        assert engines[0].fabric.read[0][0] != reader
 
 
 async def test_engines_of_other_kinds_are_asked_for_nothing() -> None:

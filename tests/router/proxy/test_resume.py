@@ -188,17 +188,6 @@ def test_reasoning_that_our_parser_has_shown_continues_only_with_ours(text: str,
     assert stream.fits(NATIVE, LONGEST)
 
 
-def test_what_has_shown_no_text_begins_again_without_a_second_opening() -> None:
-    stream = stream_of()
-    stream.relay()
-    stream.feed(opening() + said("", [195]))
-    stream.settle()
-    assert stream.fits(VLLM, LONGEST) and stream.ids == []
-    stream.relay()
-    [chunk] = payloads(stream.feed(opening().replace(b"chatcmpl-1", b"chatcmpl-9") + said("é", [195, 169])))
-    assert chunk["id"] == "chatcmpl-1" and chunk["choices"][0]["delta"] == {"content": "é"}
-
-
 def test_an_engine_that_takes_no_token_ids_cannot_continue() -> None:
     stream = stream_of({"max_tokens": None})
     stream.relay()
@@ -208,23 +197,6 @@ def test_an_engine_that_takes_no_token_ids_cannot_continue() -> None:
     assert not stream.fits(VLLM, None)  # how much is left, nobody knows
     assert stream.fits(VLLM, LONGEST)
     assert json.loads(stream.resume(b"{}", LONGEST))["max_tokens"] == 96
-
-
-@pytest.mark.parametrize("usage", [False, True])
-@pytest.mark.parametrize("finish", [None, "length"])
-def test_nothing_left_to_generate_ends_the_stream(finish: str | None, usage: bool) -> None:
-    stream = stream_of({"max_tokens": 2, **({"stream_options": {"include_usage": True}} if usage else {})})
-    stream.relay()
-    shown = stream.feed(opening() + said("ab", [97, 98], finish))
-    stream.settle()
-    assert stream.is_complete(None)
-    shown += stream.ending()
-    assert shown.endswith(b"data: [DONE]\n\n")
-    chunks = payloads(shown)
-    reasons = [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"]]
-    assert reasons == [None, "length"] if finish else [None, None, "length"]
-    if usage:
-        assert chunks[-1]["usage"] == {"prompt_tokens": 2, "completion_tokens": 2, "total_tokens": 4}
 
 
 @pytest.mark.parametrize(
@@ -437,7 +409,7 @@ async def test_a_cut_stream_is_read_as_a_whole_one(computing: tuple[Replica, str
         plain = computing[0].post(path, body_of(path, fields)).body
         whole = await there.ask(path, **fields)
         assert even(whole) == even(plain)
-        for cuts in ([0], [2], [24], [25], [26], [5, 5], [3, 0]):
+        for cuts in ([2], [25], [5, 0]):
             there.cuts[:] = cuts
             there.ways[0].asked.clear()
             assert even(await there.ask(path, **fields)) == even(whole), cuts
@@ -454,7 +426,7 @@ async def test_foreign_and_native_replicas_take_over_from_each_other(
 ) -> None:
     async with world(computing, engines) as there:
         whole = await there.ask(path, stream=True)
-        for cuts in ([2], [9], [2], [9], [0], [0], [1], [1]):  # each for both of them to begin with
+        for cuts in ([2], [2], [0], [0]):  # each for both of them to begin with
             there.cuts[:] = cuts
             assert even(await there.ask(path, stream=True)) == even(whole), cuts
             assert not there.cuts

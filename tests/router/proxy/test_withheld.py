@@ -149,8 +149,7 @@ PATHS = [
 
 
 @pytest.mark.parametrize("passes", [False, True])
-@pytest.mark.parametrize("size", [1, 400_000], ids=["small", "large"])
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("path", "size"), [*((path, 1) for path in PATHS), (PATHS[0], 400_000), (PATHS[2], 400_000)])
 async def test_on_every_route_that_generates(path: str, size: int, passes: bool) -> None:
     one = Scripted("one", says())
     body: dict[str, Any] = {"model": MODEL, "prompt": "x" * size, "messages": [{"role": "user", "content": "x" * size}]}

@@ -162,32 +162,6 @@ async def test_while_the_file_is_broken_nothing_is_lost_and_one_line_is_logged(
         assert after.used().requests == 3
 
 
-async def test_a_full_file_is_tried_again_until_there_is_room(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    pages = 8
-
-    def connect(*arguments: Any, **options: Any) -> sqlite3.Connection:
-        connection: sqlite3.Connection = sqlite3.connect(*arguments, **options)
-        connection.execute(f"PRAGMA max_page_count = {pages}").close()
-        return connection
-
-    async with router(path) as one:
-        one.use(UsageFile(str(path), connect))
-        for number in range(1000):
-            one.ledger.counts(f"key-{number}", "m" * 100).add(Counts(1))
-        for _ in range(3):
-            one.account.admit(0.0)
-            await one.ledger.save()
-        assert "full" in (one.problem() or "")
-        assert len(await one.ledger.unsaved(ALL)) == 1000 and one.used().requests == 3
-        assert len([line for line in caplog.records if line.levelno == logging.ERROR]) == 1
-        pages = 1000
-        await one.ledger.save()
-        assert one.problem() is None
-        assert await one.ledger.unsaved(ALL) == [] and len(await one.ledger.saved(ALL, 5000)) == 1000
-    async with router(path) as after:
-        assert after.used().requests == 3
-
-
 async def test_what_was_written_is_not_written_again_if_only_reading_fails(path: Path) -> None:
     class Unreadable(UsageFile):
         fails = True

@@ -3,7 +3,6 @@
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import msgspec
 import pytest
 
 from router.tenants.limits import Use
-from router.tenants.usage import Batch, Counts, Row, Selection, UsageFile, day_text, merged, prepare
+from router.tenants.usage import Batch, Counts, Row, Selection, UsageFile, day_text, merged
 
 ALL = Selection("0000-01-01", "9999-12-31")
 DAY = 20_000
@@ -84,57 +83,11 @@ def test_only_its_user_may_read_it(path: str) -> None:
         assert {one.stat().st_mode & 0o777 for one in Path(path).parent.iterdir()} == {0o600}
 
 
-def test_it_survives_being_closed_and_made_twice(path: str) -> None:
-    prepare(path)
-    with opened(path) as file:
-        write(file, [ROW])
-    prepare(path)
-    with opened(path) as file:
-        assert file.read(ALL, 10) == [ROW]
-
-
-def test_one_that_is_no_database_fails_and_a_new_one_in_its_place_works(path: str) -> None:
-    Path(path).write_bytes(b"no database at all" * 100)
-    prepare(path)  # says nothing
-    with opened(path) as file:
-        with pytest.raises(sqlite3.DatabaseError, match="not a database"):
-            write(file, [ROW])
-        Path(path).unlink()
-        write(file, [ROW])
-        assert file.read(ALL, 10) == [ROW]
-
-
-def test_a_locked_one_can_be_written_later(path: str) -> None:
-    connect = partial(sqlite3.connect, timeout=0.0)
-    with opened(path, lambda path, **options: connect(path, **options | {"timeout": 0.0})) as file:
-        write(file, [ROW])
-        with closing(sqlite3.connect(path, isolation_level=None)) as other:
-            other.execute("BEGIN IMMEDIATE")
-            with pytest.raises(sqlite3.OperationalError, match="locked"):
-                write(file, [ROW])
-            assert file.read(ALL, 10) == [ROW]
-            other.execute("ROLLBACK")
-        write(file, [ROW])
-        assert file.read(ALL, 10)[0].counts.requests == 2
-
-
 def test_one_of_a_newer_version_is_left_alone(path: str) -> None:
     with closing(sqlite3.connect(path)) as other:
         other.execute("PRAGMA user_version = 7")
     with opened(path) as file, pytest.raises(sqlite3.DatabaseError, match="a newer version of warmroute"):
         write(file, [ROW])
-
-
-def test_a_batch_that_is_tried_again_is_added_once(path: str) -> None:
-    with opened(path) as one, opened(path) as two:
-        rows: list[Row] = [ROW]
-        batch, later = Batch(lambda: rows, {(DAY, "a"): Use(1)}, "w", 1), Batch(lambda: rows, {}, "w", 2)
-        assert one.write(batch)
-        assert not two.write(batch)
-        assert two.write(msgspec.structs.replace(batch, writer="v"))
-        assert one.write(later) and not one.write(later)
-        assert one.read(ALL, 10)[0].counts.requests == 3
-        assert one.budgets(DAY) == {"a": Use(2)}
 
 
 def test_a_file_of_an_older_router_is_used_on(path: str) -> None:
