@@ -62,14 +62,7 @@ class RouterGate:
         try:
             asked = self.table.asked(scope)
             check_preflight(scope, asked, "start the router with --cors-origin ORIGIN")
-            admitted = self.admission.admit(
-                scope["headers"],
-                asked.who,
-                scope["client"],
-                self.now_s(),
-                path=scope["path"],
-                http_version=scope["http_version"],
-            )
+            admitted = self.admission.admit(scope, asked.who, self.now_s())
         except ApiError as error:
             self.history.turned_away(scope, error)
             await error_response(error, scope["path"])(scope, receive, send)

@@ -46,22 +46,14 @@ class Openings:
 
     def _begin(self, route: Route, exchange: Exchange) -> None:
         services, scope, now_s = self._services, exchange.scope, self._services.now_s()
-        headers = scope["headers"]
         if self._cors:
-            origin = value_of(headers, b"origin")
+            origin = value_of(scope["headers"], b"origin")
             if origin is not None and (origin in self._cors or b"*" in self._cors):
                 exchange.extra = b"access-control-allow-origin: %b\r\nvary: origin\r\n" % origin
         try:
             if services.lifecycle.draining:
                 raise draining()
-            admitted = services.admission.admit(
-                headers,
-                route.who,
-                scope["client"],
-                now_s,
-                path=scope["path"],
-                http_version=scope["http_version"],
-            )
+            admitted = services.admission.admit(scope, route.who, now_s)
         except ApiError as error:
             services.history.turned_away(scope, error)
             raise

@@ -8,9 +8,10 @@ import logging
 import secrets
 from collections.abc import Iterable, Sequence
 from ipaddress import ip_address
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from msgspec import Struct
+from starlette.types import Scope
 
 from api.errors import ApiError, unauthorized
 from api.http.keys import KEY_HEADERS, shown_key
@@ -23,7 +24,6 @@ from router.tenants.shared_limits import SharedLimits
 log = logging.getLogger(__name__)
 
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]  # names in lower case, as ASGI has them
-Address: TypeAlias = Sequence[Any]  # a socket's address; its first part is the host
 
 ANYONE, CLIENT = Role.ANYONE, Role.CLIENT  # every request is compared with them
 
@@ -79,17 +79,9 @@ class Admission:
         found = ((key.name, account_of(key, self.shared)) for key in self.keys)
         self.accounts = {name: account for name, account in found if account is not None}
 
-    def admit(
-        self,
-        headers: Headers,
-        who: Role,
-        client: Address | None,
-        now_s: float,
-        *,
-        path: str = "this",
-        http_version: str = "1.1",
-    ) -> Admitted:
-        """Admit a request, or raise ApiError 401, 403, 429 or 431. `client` is the peer, None for a Unix socket."""
+    def admit(self, scope: Scope, who: Role, now_s: float) -> Admitted:
+        """Admit a request, or raise ApiError 401, 403, 429 or 431."""
+        headers: Headers = scope["headers"]
         by_name = dict(headers)  # no loop of ours over the headers: usually there are more than ten
         request_id, key_headers = by_name.get(b"x-request-id"), 0
         if not KEY_HEADERS.isdisjoint(by_name):
@@ -122,12 +114,13 @@ class Admission:
                 admitted.admin = key is not None and key.admin
                 refused = "needs the admin key; send that one as 'Authorization: Bearer KEY'"
             else:
-                admitted.admin = is_local(headers, client[0] if client else None, http_version)
+                client = scope["client"]  # the peer; None for a Unix socket
+                admitted.admin = is_local(headers, client[0] if client else None, scope["http_version"])
                 refused = "is only for clients on the router's own machine; start it with --admin-key"
             if not admitted.admin and who is Role.ADMINISTRATOR:
                 if self._admin_exists and key is None:
                     raise unauthorized()
-                raise ApiError(403, f"{path} {refused}", code="admin_key_required")
+                raise ApiError(403, f"{scope['path']} {refused}", code="admin_key_required")
             if who is ANYONE:
                 return admitted
         elif key is not None and (account := self.accounts.get(key.name)) is not None:

@@ -17,7 +17,6 @@ from tests.router.scripted import (
     Script,
     chat,
     connect,
-    event,
     says,
     served,
 )
@@ -48,27 +47,6 @@ async def test_what_is_sent_after_a_refusal_that_closes_is_dropped(more: tuple[s
                     assert (await client.answer()).status == 401
                 assert await client.rest() == b""
         assert not script.calls
-
-
-async def test_many_requests_at_once_do_not_mix() -> None:
-    async def answers(call: Call) -> None:
-        call.begin()
-        for _ in range(5):
-            call.chunk(event(call.json["n_of_mine"]))
-            await asyncio.sleep(0)
-        call.end()
-
-    async def one(port: int, name: str) -> bytes:
-        async with connect(port) as client:
-            first = await client.post(CHAT, chat(stream=True, n_of_mine=name))
-            second = await client.post(CHAT, chat(stream=True, n_of_mine=name))
-            return first.body + second.body
-
-    async with served(*Script(answers).replicas(3)) as running:
-        names = [f"<{n}>" for n in range(60)]
-        assert await asyncio.gather(*(one(running.port, name) for name in names)) == [
-            event(name) * 10 for name in names
-        ]
 
 
 @pytest.mark.parametrize("framing", ["content-length: 50000000", "transfer-encoding: chunked"])

@@ -61,18 +61,6 @@ async def test_a_replica_gets_a_compressed_body_as_it_was_before(path: str) -> N
             assert script.calls[-1].header("content-encoding") is None
 
 
-async def test_compressed_bodies_of_pipelined_requests_are_inflated_in_their_turn() -> None:
-    script = Script(says(GOOD))
-    packed = gzip.compress(BODY)
-    sent = head("POST", COMPLETIONS, f"content-length: {len(packed)}", "content-encoding: gzip") + packed
-    async with served(*script.replicas(1)) as running, connect(running.port) as client:
-        client.write(3 * sent)
-        for _ in range(3):
-            assert (await client.answer()).body == GOOD
-        assert [call.body for call in script.calls] == [BODY] * 3
-        assert running.router.bodies.used_bytes == 0
-
-
 @pytest.mark.parametrize(
     ("packed", "coding", "status"),
     [(BODY, "gzip", 400), (gzip.compress(BODY)[:-2], "gzip", 400), (gzip.compress(BODY), "br", 415)],

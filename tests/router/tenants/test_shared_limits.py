@@ -69,7 +69,7 @@ def test_workers_admit_together_what_one_would(steps: list[tuple[str, int, Key]]
 def admitted(worker: Admission, key: Key, now_s: float) -> Admitted | None:
     headers = [(b"authorization", b"Bearer %d" % KEYS.index(key))]
     with suppress(ApiError):
-        return worker.admit(headers, Role.CLIENT, None, now_s)
+        return worker.admit({"headers": headers}, Role.CLIENT, now_s)
     return None
 
 

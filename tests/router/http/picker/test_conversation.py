@@ -3,7 +3,6 @@
 import asyncio
 import gzip
 import json
-import random
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from api.http.connection import Limits
 from engines import NATIVE
 from router.http.picker.exchange import PickedExchange
 from router.http.picker.stream import RequestHeaders
-from router.http.picker.wire import MAX_BESIDE_BYTES, ProcessingRequest
+from router.http.picker.wire import MAX_BESIDE_BYTES
 from router.members.spec import ReplicaSpec
 from router.tenants.keys import Key, digest_of
 from tests.api.tokenizers import byte_level, saved
@@ -292,16 +291,6 @@ async def test_paths_that_only_administrators_may_ask_stay_closed() -> None:
             assert await stream.refusal() == expected, path
 
 
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/messages", "/v1/responses", "/tokenize"])
-async def test_other_apis_are_placed_too(path: str) -> None:
-    async with served(named("one"), **LISTEN) as running, gateway(running) as asking:
-        stream = asking.stream()
-        body = {"model": "m", "input": "x", "max_tokens": 3, "messages": [{"role": "user", "content": "x"}]}
-        await stream.begin(json.dumps(body).encode(), path=path)
-        assert await stream.picked() == endpoint(running.replicas["one"])
-        await stream.answer(USAGE)
-
-
 async def test_a_draining_router_is_not_ready_and_refuses() -> None:
     async with served(named("one"), **LISTEN) as running, gateway(running) as asking:
         service = "envoy.service.ext_proc.v3.ExternalProcessor"
@@ -503,54 +492,3 @@ async def test_a_replica_that_is_named_by_its_host_is_picked_by_its_address() ->
             stream = asking.stream()
             await stream.begin(asked())
             assert await stream.refusal() == (503, "no_address")
-
-
-# ---- any messages, in any order
-
-
-def random_message(lot: random.Random, body: bytes) -> ProcessingRequest:
-    part = {"body": lot.choice([b"", body, b"{", lot.randbytes(9)]), "end_of_stream": lot.random() < 0.6}
-    status = lot.choice(["200", "200", "429", "503", "x"])
-    path = lot.choice(["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models", "/", "nothing"])
-    given = head({":method": lot.choice(["POST", "POST", "GET"]), ":path": path}, end=lot.random() < 0.2)
-    config = {"request_body_mode": lot.choice([2, 4, 4, 9]), "response_body_mode": lot.choice([0, 1, 2, 4])}
-    kinds: list[dict[str, Any]] = [
-        {"request_headers": given, "protocol_config": config},
-        {"request_body": part},
-        {"request_trailers": {}},
-        {"response_headers": head({":status": status}, end=lot.random() < 0.2)},
-        {"response_body": part},
-        {"response_trailers": {}},
-        {},
-    ]
-    return ProcessingRequest(**lot.choices(kinds, [1, 3, 1, 3, 3, 1, 0.2])[0])
-
-
-async def ask_at_random(stream: Stream, lot: random.Random) -> int:
-    """Send messages, most of them in an order that may be; return how many were sent before the stream ended."""
-    sent = 0
-    with suppress(grpc.aio.AioRpcError, grpc.aio.UsageError):  # the picker refuses a message
-        await stream.begin(lot.choice([asked(), asked(stream=True), b"{"]), lot.choice([BUFFERED, DUPLEX]))
-        for _ in range(lot.randrange(8)):
-            await stream.call.write(random_message(lot, USAGE))
-            sent += 1
-        await stream.end()
-        while await stream.call.read() is not grpc.aio.EOF:
-            pass
-    return sent
-
-
-async def test_whatever_a_gateway_sends_nothing_is_left() -> None:
-    lot = random.Random(7)
-    async with served(named("one"), named("two"), **LISTEN) as running, gateway(running) as asking:
-        sent = 0
-        for _ in range(200):
-            sent += await ask_at_random(asking.stream(), lot)
-            await running.idle()
-        assert sent > 300
-        assert running.router.bodies.used_bytes == 0
-        assert not any(member.upstream.sendings for member in running.router.members)
-        stream = asking.stream()
-        await stream.begin(asked())
-        assert await stream.picked()
-        await stream.answer()
