@@ -3,12 +3,9 @@ import math
 
 import openai.types as openai
 import openai.types.chat as openai_chat
-from hypothesis import given
-from hypothesis import strategies as st
 
 from api import responses
 from api.responses import (
-    DONE,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -20,7 +17,6 @@ from api.responses import (
     Model,
     ModelList,
     encode,
-    event,
     usage,
 )
 from api.tokens.tokenizer import ByteTokenizer
@@ -102,33 +98,10 @@ def test_what_openai_leaves_out_is_left_out_and_what_it_sends_as_null_is_sent() 
     assert b'"usage":null' in encode(ChatChunk(id="x", created=1, model="demo", choices=[], usage=None))
 
 
-def test_token_ids_are_there_when_asked_for() -> None:
-    assert b'"token_ids":[1,2]' in encode(CompletionChoice(index=0, text="", token_ids=[1, 2]))
-    assert b"token_ids" not in encode(CompletionChoice(index=0, text=""))
-
-
 def test_models_are_a_list_for_the_openai_client() -> None:
     listed = json.loads(encode(ModelList(data=[Model(id="demo", created=1, max_model_len=8192)])))
     assert openai.Model.model_validate(listed["data"][0]).id == "demo"
     assert listed["data"][0]["max_model_len"] == 8192
-
-
-def test_ids_differ_and_say_what_they_name() -> None:
-    assert responses.completion_id().startswith("cmpl-")
-    assert responses.chat_id().startswith("chatcmpl-")
-    assert len({responses.chat_id() for _ in range(100)}) == 100
-
-
-@given(text=st.text(max_size=30))
-def test_an_event_is_one_line(text: str) -> None:
-    sent = event(encode(ChatMessage(content=text)))
-    assert sent.startswith(b"data: ") and sent.endswith(b"\n\n")
-    assert sent.count(b"\n") == 2
-    assert json.loads(sent.removeprefix(b"data: "))["content"] == text
-
-
-def test_a_stream_ends_as_openai_ends_it() -> None:
-    assert event(b"[DONE]") == DONE
 
 
 def test_tokens_without_a_text_stay_apart_in_the_alternatives() -> None:

@@ -26,9 +26,3 @@ def test_a_spread_is_what_the_standard_library_says(values: list[float]) -> None
     assert found.max == max(values)
     for name, share in SHOWN.items():
         assert getattr(found, name) == pytest.approx(float(np.quantile(values, share)), rel=1e-9, abs=1e-9)
-
-
-def test_nothing_has_no_percentiles() -> None:
-    assert spread([None, None]).p50 is None
-    with pytest.raises(ValueError, match="no values"):
-        percentile([], 0.5)

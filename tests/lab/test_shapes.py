@@ -1,12 +1,8 @@
 """The well-known shapes match their models."""
 
-from pathlib import Path
-
 import pytest
 
 from lab.size import CONFIGS
-from replica.model.config import read_config
-from replica.model.demo import write_demo
 from replica.model.sizing import kv_bytes_per_token
 
 
@@ -22,11 +18,6 @@ from replica.model.sizing import kv_bytes_per_token
 )
 def test_a_shape_has_the_parameters_of_its_model(name: str, parameters: int) -> None:
     assert CONFIGS[name].parameters == parameters
-
-
-def test_the_demo_is_the_one_that_is_made(tmp_path: Path) -> None:
-    write_demo(tmp_path)
-    assert CONFIGS["demo"] == read_config(tmp_path)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

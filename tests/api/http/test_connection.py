@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -193,22 +192,6 @@ async def test_pipelined_requests_are_answered_up_to_a_number_and_then_the_conne
         answers = await client.rest()
         assert answers.count(b"HTTP/1.1 200") == served.app.answered == 16
         assert answers.count(b"connection: close") == 1
-
-
-async def test_many_pipelined_requests_delay_no_other_client() -> None:
-    """A connection costs the same among thousands as among hundreds; a new list for each would cost 20 times that."""
-    async with serving(Limits(pipelined=10_000)) as served:
-
-        async def cost_s(requests: int) -> float:
-            client = await served.connect()
-            began_s = time.process_time()
-            await client.say(HEALTH * requests)
-            for _ in range(requests):
-                await client.until(b"\r\n\r\nok")
-            return (time.process_time() - began_s) / requests
-
-        few_s = min([await cost_s(200) for _ in range(3)])
-        assert await cost_s(4000) < 8 * few_s
 
 
 async def test_beyond_the_connections_that_are_taken_only_probes_are_answered() -> None:

@@ -70,11 +70,6 @@ def test_other_codings_are_refused_by_name(coding: bytes) -> None:
     assert f'"{coding.decode()}"' in caught.value.message
 
 
-def test_two_codings_are_refused_in_two_headers_too() -> None:
-    with pytest.raises(ApiError, match='"identity, gzip"'):
-        inflater_for([(b"content-encoding", b"identity"), (b"content-encoding", b"gzip")])
-
-
 @pytest.mark.parametrize(
     ("headers", "body"),
     [

@@ -87,12 +87,6 @@ def test_sampling_is_passed_on() -> None:
     assert (request.max_tokens, request.stream, request.reasoning_effort) == (8, True, "low")
 
 
-@pytest.mark.parametrize(("disabled", "parallel"), [(True, False), (False, True), (None, True)])
-def test_calls_may_be_one_at_a_time(disabled: bool | None, parallel: bool) -> None:
-    asked = chat(tools=[TOOL], tool_choice={"type": "any", "disable_parallel_tool_use": disabled})
-    assert asked.parallel_tool_calls is parallel
-
-
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

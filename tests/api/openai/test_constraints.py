@@ -98,11 +98,6 @@ def test_both_names_of_vllm_mean_the_same(name: Any, value: object, text: str) -
         assert found is not None and found.constraint == Constraint(name, text)
 
 
-def test_any_object() -> None:
-    for fields in ({"response_format": {"type": "json_object"}}, {"structured_outputs": {"json_object": True}}):
-        assert asked(**fields).constraint == Constraint("json_object", "")
-
-
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [

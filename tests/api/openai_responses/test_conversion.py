@@ -61,12 +61,6 @@ def test_tools_and_settings_are_passed_on() -> None:
     assert (request.reasoning_effort, request.output_limit, request.temperature) == ("low", 9, 0)
 
 
-@pytest.mark.parametrize(("asked", "parallel"), [(False, False), (True, True), (None, True)])
-def test_calls_may_be_one_at_a_time(asked: bool | None, parallel: bool) -> None:
-    tool = {"type": "function", "name": "look"}
-    assert chat(tools=[tool], parallel_tool_calls=asked).parallel_tool_calls is parallel
-
-
 def test_a_custom_tool_is_shown_as_a_function_of_its_input() -> None:
     [shown_tool] = chat(tools=[PATCH], parallel_tool_calls=False).tools
     function = shown_tool["function"]

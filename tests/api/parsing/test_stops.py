@@ -51,30 +51,6 @@ def test_nothing_is_held_that_cannot_become_a_stop_string(text: str, stops: list
         assert held == "" or any(stop.startswith(held) and stop != held for stop in stops)
 
 
-def test_a_possible_beginning_is_held_back_until_it_is_none() -> None:
-    strings = StopStrings(["</end>"])
-    assert [strings.feed(piece) for piece in ("a</e", "n", "x")] == ["a", "", "</enx"]
-
-
-def test_a_beginning_that_stays_one_is_shown_at_the_end() -> None:
-    strings = StopStrings(["stop"])
-    assert strings.feed("nonst") == "non"
-    assert strings.finish() == "st"
-
-
-def test_nothing_follows_a_stop_string() -> None:
-    strings = StopStrings(["."], include=True)
-    assert strings.feed("One. Two.") == "One."
-    assert strings.stopped == "."
-    assert strings.feed("Three") == strings.finish() == ""
-
-
-def test_without_stop_strings_text_passes() -> None:
-    strings = StopStrings([])
-    assert strings.feed("any") == "any"
-    assert strings.finish() == ""
-
-
 def test_an_empty_stop_string_is_refused() -> None:
     with pytest.raises(ValueError, match="empty; leave it out"):
         StopStrings(["a", ""])

@@ -1,6 +1,5 @@
 """A folder goes with its process, or with the next one; nobody else's is touched."""
 
-import errno
 import os
 import signal
 import subprocess
@@ -107,21 +106,6 @@ def test_what_looks_like_one_is_left_alone(there: Path, tmp_path_factory: pytest
     before = set(there.iterdir())
     OwnFolder("own-").close()
     assert set(there.iterdir()) == before and (elsewhere / LOCK).exists()
-
-
-def test_where_nothing_can_be_locked_only_its_own_process_removes_it(
-    there: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("api.process.own_folder.fcntl.flock", refuse)
-        folder = OwnFolder("own-")
-    OwnFolder("own-").close()
-    assert folder.path.is_dir()
-    folder.close()
-    assert not list(there.iterdir())
 
 
 def test_folders_of_other_users_are_left_alone(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:

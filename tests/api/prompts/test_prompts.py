@@ -50,12 +50,6 @@ def test_no_message_can_forge_a_special_token(text: str) -> None:
     assert token_ids == [START, *f"user\n{text}".encode(), END, *b"\n"]
 
 
-def test_a_continued_message_is_left_open() -> None:
-    messages = [USER, {"role": "assistant", "content": "The "}]
-    token_ids = BYTES.chat(chat(messages, continue_final_message=True))
-    assert token_ids[-len("assistant\nThe ") :] == list(b"assistant\nThe ")
-
-
 def test_tools_and_their_calls_are_part_of_a_byte_prompt() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
     messages = [
@@ -111,10 +105,6 @@ def test_developer_is_system_for_templates_that_do_not_know_it() -> None:
     assert Prompts(ByteTokenizer(), PLAIN).render(chat(messages)) == "system=obey;"
     knows = "{# developer #}" + PLAIN
     assert Prompts(ByteTokenizer(), knows).render(chat(messages)) == "developer=obey;"
-
-
-def test_tools_without_a_place_are_refused() -> None:
-    assert refused(Prompts(ByteTokenizer(), PLAIN).chat, chat([USER], tools=[TOOL])).param == "tools"
 
 
 def test_the_effort_and_the_arguments_reach_the_template() -> None:

@@ -78,24 +78,6 @@ def test_a_template_can_refuse_the_messages() -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-        "{{ messages.__class__.__base__ }}{{ messages.__init__.__globals__ }}",
-        "{{ raise_exception.__globals__['json'] }}",
-        "{{ strftime_now.__code__.co_consts }}",
-        "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
-        "{{ '{0.__class__.__mro__}'.format(messages) }}",
-        "{{ ''|attr('__class__')|attr('__mro__') ~ undefined_thing.x }}",
-        "{% set _ = messages.append(1) %}",
-        "{% set _ = messages[0].update({'role': 'system'}) %}",
-    ],
-)
-def test_the_sandbox_keeps_python_out_of_reach(source: str) -> None:
-    assert "Traceback" not in refused(source).message
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
         "{{ messages[0].content + none }}",
         "{{ 1 / 0 }}",
         "{{ nothing.at.all }}",
@@ -197,21 +179,6 @@ ATTRIBUTES = [
 
 
 @pytest.mark.parametrize("attribute", ATTRIBUTES)
-def test_attributes_are_what_the_plain_sandbox_says(attribute: str) -> None:
-    """Values, undefined ones and what is forbidden, with the same words."""
-    plain = jinja2.sandbox.ImmutableSandboxedEnvironment()
-    for one in OBJECTS:
-        for _ in ("asked", "remembered"):
-            found, expected = _ENVIRONMENT.getattr(one, attribute), plain.getattr(one, attribute)
-            assert type(found) is type(expected)
-            if isinstance(expected, jinja2.Undefined):
-                assert found._undefined_message == expected._undefined_message
-                assert found._undefined_exception is expected._undefined_exception
-            elif not callable(expected):
-                assert found == expected
-
-
-@pytest.mark.parametrize("attribute", ATTRIBUTES)
 def test_templates_see_what_they_see_in_the_plain_sandbox(attribute: str) -> None:
     plain = jinja2.sandbox.ImmutableSandboxedEnvironment()
     source = f"{{{{ one.{attribute} is defined }}}}{{{{ one.{attribute} }}}}{{{{ nothing.{attribute} is defined }}}}"
@@ -226,8 +193,3 @@ def tried(environment: jinja2.Environment, source: str, one: object) -> str:
         return environment.from_string(source).render(one=one)
     except jinja2.TemplateError as error:
         return repr(error)
-
-
-def test_a_template_cannot_change_what_it_is_shown() -> None:
-    for forbidden in ("messages.append(1)", "messages[0].update(a=1)", "messages[0].clear()", "''.__class__.mro()"):
-        assert "unsafe" in refused(f"{{{{ {forbidden} }}}}").message

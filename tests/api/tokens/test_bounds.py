@@ -1,7 +1,6 @@
 import sys
 import unicodedata
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from api.tokens.bounds import DROPPED, LOWERCASE, NORMAL_FORMS, max_bytes_per_token
-from api.tokens.tokenizer import ByteTokenizer, HfTokenizer
-from tests.api.tokenizers import byte_level, metaspace, saved, sentencepiece, word_pieces
+from tests.api.tokenizers import byte_level, metaspace, sentencepiece, word_pieces
 
 
 def normalized(normalizer: Any, make: Callable[[], Tokenizer] = byte_level) -> Tokenizer:
@@ -92,8 +90,3 @@ def test_no_character_shrinks_more_than_is_reported() -> None:
             assert size <= LOWERCASE * len(character.lower().encode())
             for form in ("NFC", "NFKC", "NFD", "NFKD"):
                 assert size <= NORMAL_FORMS * len(unicodedata.normalize(form, character).encode())
-
-
-def test_every_tokenizer_knows_its_bound(tmp_path: Path) -> None:
-    assert ByteTokenizer().max_bytes_per_token == 1
-    assert HfTokenizer(saved(byte_level(), tmp_path)).max_bytes_per_token == LONGEST

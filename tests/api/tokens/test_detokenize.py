@@ -6,10 +6,9 @@ from hypothesis import strategies as st
 
 from api.tokens.detokenize import MAX_HELD_TOKENS, Detokenizer
 from api.tokens.tokenizer import ByteTokenizer, Tokenizer
-from tests.api.tokenizers import TEXTS, loaded
+from tests.api.tokenizers import loaded
 
 TOKEN_IDS = st.lists(st.integers(0, 420), max_size=40)
-TEXT = st.one_of(st.sampled_from(TEXTS), st.text(max_size=40))
 
 
 def shown(tokenizer: Tokenizer, pieces: list[list[int]], skip: bool = True) -> list[str]:
@@ -41,32 +40,6 @@ def test_a_byte_level_stream_is_what_the_library_decodes_at_once(
     # But for an added token that looks like the alphabet of bytes, which the library decodes to half a character.
     token_ids = [i for i in token_ids if byte_level.token_bytes(i) != "é!".encode()]
     assert shown(byte_level, [token_ids], skip)[-1] == byte_level.decode(token_ids, skip_special_tokens=skip)
-
-
-@given(text=TEXT)
-def test_text_survives_encoding_and_streaming_by_bytes(byte_level: Tokenizer, text: str) -> None:
-    for tokenizer in (byte_level, ByteTokenizer()):
-        token_ids = tokenizer.encode(text, add_special_tokens=False)
-        assert shown(tokenizer, [[i] for i in token_ids], skip=False)[-1] == text
-
-
-@given(text=TEXT.map(lambda text: text.replace(" ", "▁").replace("<", "")))
-def test_text_survives_encoding_and_streaming_by_sentencepiece(sentencepiece: Tokenizer, text: str) -> None:
-    token_ids = sentencepiece.encode(text, add_special_tokens=False)
-    streamed = shown(sentencepiece, [[i] for i in token_ids])[-1]
-    assert streamed == text.replace("▁", " ")
-    assert streamed.removeprefix(" ") == sentencepiece.decode(token_ids)
-
-
-@given(text=st.text(max_size=30))
-def test_no_half_character_is_ever_emitted_for_valid_text(text: str) -> None:
-    after = shown(ByteTokenizer(), [[byte] for byte in text.encode()])
-    assert all(text.startswith(emitted) for emitted in after)
-
-
-def test_a_character_comes_with_its_last_byte() -> None:
-    detokenizer = Detokenizer(ByteTokenizer())
-    assert [detokenizer.feed([byte]) for byte in "a😀".encode()] == ["a", "", "", "", "😀"]
 
 
 def test_what_is_left_of_a_character_is_flushed_as_a_replacement() -> None:

@@ -1,5 +1,4 @@
 import json
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +21,6 @@ def test_bytes_survive(text: str) -> None:
     assert tokenizer.special_token_ids.isdisjoint(tokenizer.encode(text, add_special_tokens=False))
 
 
-def test_bytes_have_four_special_tokens() -> None:
-    tokenizer = load_tokenizer(None)
-    assert [tokenizer.token_bytes(i) for i in range(255, 261)] == [
-        *(b"\xff", b"<|bos|>", b"<|eos|>", b"<|im_start|>", b"<|im_end|>", b"")
-    ]
-    assert tokenizer.decode([256, 97], skip_special_tokens=False) == "<|bos|>a"
-    assert tokenizer.vocab_size == 260
-
-
 def test_the_bytes_of_the_tokens_are_the_bytes_of_the_text(byte_level: Tokenizer) -> None:
     for text in TEXTS:
         token_ids = byte_level.encode(text, add_special_tokens=False)
@@ -42,13 +32,6 @@ def test_every_id_has_bytes_or_none(tokenizer: Tokenizer) -> None:
         assert isinstance(tokenizer.token_bytes(token_id), bytes)
     assert tokenizer.token_bytes(tokenizer.vocab_size) == b""
     assert tokenizer.joins_bytes or tokenizer.token_bytes(1)
-
-
-def test_threads_may_share_a_tokenizer(byte_level: Tokenizer) -> None:
-    texts = TEXTS * 50
-    alone = [byte_level.encode(text, add_special_tokens=True) for text in texts]
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(lambda text: byte_level.encode(text, add_special_tokens=True), texts)) == alone
 
 
 # ---- what stands in a model's folder
@@ -145,14 +128,6 @@ def test_a_chat_template_in_its_own_file_wins(tmp_path: Path) -> None:
     assert HfTokenizer(saved(byte_level(), tmp_path, **files)).chat_template == "b"
     (tmp_path / "chat_template.jinja").write_text("c é")
     assert HfTokenizer(tmp_path).chat_template == "c é"
-
-
-def test_truncation_that_was_saved_is_off(tmp_path: Path) -> None:
-    short = byte_level()
-    short.enable_truncation(2)
-    short.enable_padding(length=8)
-    tokenizer = HfTokenizer(saved(short, tmp_path))
-    assert tokenizer.decode(tokenizer.encode(TEXTS[0], add_special_tokens=True)) == TEXTS[0]
 
 
 @pytest.mark.parametrize(

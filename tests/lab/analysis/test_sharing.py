@@ -1,11 +1,10 @@
 """Counts, block sizes and orders of small traces, checked by hand."""
 
-import pytest
 from hypothesis import given
 from msgspec.structs import replace
 
 from lab.analysis.accesses import accesses_of, coarser, sharing_of
-from lab.analysis.curve import curve_of, hits_by_capacity, segments_of, with_headroom
+from lab.analysis.curve import curve_of, segments_of
 from lab.trace.formats import beginnings_named
 from lab.trace.requests import Trace, TraceRequest, coarsened
 from tests.lab.analysis.trees import traces
@@ -32,11 +31,6 @@ def test_blocks_are_counted_by_their_uses() -> None:
 def test_the_last_token_of_a_prompt_is_always_computed() -> None:
     found = sharing_of(accesses_of(trace((1, 2), (1, 2), rest=0)))
     assert (found.blocks, found.reusable_blocks, found.saved_tokens) == (4, 2, 4)
-
-
-def test_a_block_that_is_not_full_is_no_block() -> None:
-    same_end = Trace("t", 4, [TraceRequest(float(at), 6, 1, (1, 2)) for at in range(2)])
-    assert sharing_of(accesses_of(same_end)).blocks == 2
 
 
 def test_a_prompt_shorter_than_a_block_has_none() -> None:
@@ -69,18 +63,9 @@ def test_two_conversations_by_turns_need_both_in_the_cache() -> None:
     assert curve.hit_rate(3) == curve.hit_rate(0) == 0.0
 
 
-def test_headroom_is_rounded_up() -> None:
-    assert [with_headroom(blocks) for blocks in (0, 1, 5, 10)] == [0, 2, 6, 12]
-
-
 def test_the_cost_is_one_of_segments_and_not_of_blocks() -> None:
     accesses = accesses_of(conversations(2000, block_tokens=64))
     assert len(segments_of(accesses).lengths) * 20 < len(accesses.numbers)
-
-
-def test_the_curve_ends_where_nothing_is_evicted() -> None:
-    accesses = accesses_of(conversations(1000))
-    assert int(hits_by_capacity(accesses)[-1]) * 512 == sharing_of(accesses).saved_tokens
 
 
 @given(traces())
@@ -88,11 +73,3 @@ def test_larger_blocks_share_what_a_coarsened_trace_shares(tree: Trace) -> None:
     found = [size.hit_rate for size in coarser(accesses_of(tree), (1, 2, 3, 4))]
     expected = [sharing_of(accesses_of(coarsened(tree, factor))).hit_rate for factor in (1, 2, 3, 4)]
     assert found == expected
-
-
-@pytest.mark.parametrize("share", [0.01, 0.5, 0.9, 1.0])
-def test_what_is_needed_is_the_least_that_does(share: float) -> None:
-    curve = curve_of(accesses_of(conversations(500)))
-    blocks = curve.needed(share)
-    assert curve.hit_rate(blocks) >= share * curve.best - 1e-9
-    assert curve.hit_rate(blocks - 1) < share * curve.best

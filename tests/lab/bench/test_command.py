@@ -55,11 +55,6 @@ def test_a_value_that_cannot_be_used_is_reported_with_a_fix(arguments: tuple[str
     assert said in refused(*arguments)
 
 
-def test_a_broken_trace_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "t.jsonl").write_text("{}\n")
-    assert "t.jsonl, line 1" in refused("http://h:1", "--trace", tmp_path / "t.jsonl")
-
-
 def test_the_result_has_all_figures_the_machine_and_what_was_asked() -> None:
     with endpoint(lambda call: call.answer(tokens=3, cached=5)) as server:
         found = measured(f"{server.url}/v1/", "--requests", 10, "--seed", 3, "--concurrency", 2)
@@ -139,18 +134,6 @@ def test_a_warm_up_that_takes_the_whole_trace_is_refused(tmp_path: Path, warm_up
     assert f"--warm-up {warm_up} leaves none of the 3 requests in" in said
 
 
-def test_a_warm_up_may_be_longer_than_what_is_counted_after_it() -> None:
-    with endpoint() as server:
-        found = measured(server.url, "--requests", 2, "--warm-up", 3, "--concurrency", 1)
-    assert found["endpoints"][0]["figures"]["requests"] == 2
-    assert len(server.calls) == 5
-
-
-def test_the_result_says_which_api_was_asked() -> None:
-    with endpoint() as server:
-        assert measured(server.url, "--requests", 1)["settings"]["api"] == "chat"
-
-
 def test_a_table_says_what_failed_and_how() -> None:
     def every_other(call: Call) -> None:
         call.refuse(429, "[queue] full") if call.number % 2 else call.answer(x_warmroute_replica="r0")
@@ -203,17 +186,6 @@ def test_two_endpoints_are_asked_the_same_lengths_in_other_words_in_turn() -> No
     ratios = {ratio["name"]: ratio for ratio in found["comparison"]}
     assert ratios["TTFT mean"]["low"] < ratios["TTFT mean"]["ratio"] < ratios["TTFT mean"]["high"]
     assert [len(each["rounds"]) for each in found["endpoints"]] == [2, 2]
-
-
-def test_a_slower_endpoint_is_found_to_be_slower() -> None:
-    def slow(call: Call) -> None:
-        call.server.released.wait(0.25)  # longer than a busy machine keeps the other one waiting
-        call.answer()
-
-    with endpoint() as one, endpoint(slow) as other:
-        found = measured(one.url, "--against", other.url, "--requests", 10, "--concurrency", 2, "--rounds", 2)
-    ratios = {ratio["name"]: ratio for ratio in found["comparison"]}
-    assert ratios["TTFT p50"]["ratio"] > 1.5
 
 
 def test_a_base_install_is_enough() -> None:

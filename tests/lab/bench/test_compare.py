@@ -7,7 +7,7 @@ import statistics
 import pytest
 
 from lab.bench.client import Outcome
-from lab.bench.figures import FIGURES, Ratio, compare, figures, ratio
+from lab.bench.figures import Ratio, compare, figures, ratio
 
 Chance = random.Random
 
@@ -29,14 +29,6 @@ def is_sure(ratio: Ratio) -> bool:
     return ratio.low is not None and ratio.high is not None and not ratio.low <= 1 <= ratio.high
 
 
-def test_a_real_difference_is_found_and_its_interval_leaves_out_1() -> None:
-    chance = Chance(1)
-    found = ratios([(side(chance, 80, 1.0), side(chance, 80, 1.5)) for _ in range(4)])["TTFT mean"]
-    assert found.low is not None and found.high is not None
-    assert found.low < 1.5 < found.high
-    assert is_sure(found)
-
-
 def test_the_same_twice_has_a_ratio_of_exactly_1() -> None:
     same = side(Chance(1), 50, 1.0)
     found = ratios([(same, same)] * 3)
@@ -49,18 +41,6 @@ def test_equal_endpoints_have_1_in_the_interval_as_often_as_claimed() -> None:
         found = ratios([(side(chance, 20, 1.0), side(chance, 20, 1.0)) for _ in range(4)])["TTFT mean"]
         right += not is_sure(found)
     assert 0.9 < right / trials < 0.99
-
-
-def test_what_differs_from_round_to_round_makes_the_interval_wider() -> None:
-    chance = Chance(3)
-    steady = ratios([(side(chance, 50, 1.0), side(chance, 50, 1.0)) for _ in range(4)])["TTFT mean"]
-    moods = ratios([(side(chance, 50, 1.0), side(chance, 50, f)) for f in (0.6, 0.8, 1.3, 1.6)])["TTFT mean"]
-    assert width(moods) > 2 * width(steady)
-
-
-def width(ratio: Ratio) -> float:
-    assert ratio.low is not None and ratio.high is not None
-    return ratio.high - ratio.low
 
 
 def test_missing_figures_have_no_ratio() -> None:
@@ -83,9 +63,3 @@ def test_a_ratio_of_one_round_has_no_interval() -> None:
     assert ratio("requests/s", [(10, 11)]) == Ratio("requests/s", 10, 11, 1.1, None, None)
     assert ratio("requests/s", [(0, 11), (10, 10)]).ratio is None
     assert not is_sure(ratio("requests/s", [(10, 11)]))
-
-
-def test_every_figure_is_compared() -> None:
-    chance = Chance(8)
-    found = ratios([(side(chance, 20, 1.0), side(chance, 20, 1.0)) for _ in range(3)])
-    assert found.keys() == FIGURES.keys() and all(each.low is not None for each in found.values())

@@ -4,10 +4,7 @@ import statistics
 from itertools import islice, pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from lab.bench.prompts import asked_tokens
 from lab.bench.words import Words
 from lab.bench.workloads import TURNS, arriving, conversations, limited, replayed
 from lab.trace.requests import Trace, TraceRequest, sped_up
@@ -24,11 +21,6 @@ def test_a_rate_is_kept_on_average_and_spread_as_its_kind_says(kind: str, variat
     found = [after - before for before, after in pairwise(times(kind))]
     assert statistics.mean(found) == pytest.approx(0.1, rel=0.1)
     assert statistics.stdev(found) / statistics.mean(found) == pytest.approx(variation, abs=0.15)
-
-
-def test_equal_seeds_come_at_the_same_times() -> None:
-    assert times("bursty") == times("bursty")
-    assert times("bursty") != times("bursty", seed="2")
 
 
 def test_a_conversation_counts_with_all_its_turns() -> None:
@@ -59,13 +51,6 @@ def test_requests_of_a_trace_share_the_text_of_the_blocks_that_they_share() -> N
     assert one[:32] == other[:32]
     assert one[32:35] != other[32:35]
     assert again == one[:35]  # a block that is only begun is the beginning of the whole one
-
-
-@given(st.integers(1, 700), st.sampled_from([1, 16, 64, 512]))
-def test_a_traces_prompt_is_as_long_as_the_trace_says(tokens: int, block_tokens: int) -> None:
-    blocks = tuple(range(-(-tokens // block_tokens)))
-    [arrival] = replayed(trace(TraceRequest(0, tokens, 1, blocks), block_tokens=block_tokens))
-    assert asked_tokens(arrival.talk, 0) == tokens
 
 
 def test_answers_can_all_be_asked_for_in_one_length() -> None:

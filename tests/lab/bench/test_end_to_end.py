@@ -73,28 +73,6 @@ def test_tokens_and_hits_are_those_that_the_replicas_counted(running: tuple[Flee
     assert figures["replicas"].keys() <= {"r0", "r1"}
 
 
-def test_prompts_are_nearly_as_long_as_planned(running: tuple[Fleet, RouterProcess]) -> None:
-    [one] = bench(running[1].url, "--workload", "rag", "--requests", 10, "--max-tokens", 4)["endpoints"]
-    figures = one["figures"]
-    assert one["probe"]["is_measured"]
-    assert figures["input_tokens"] == pytest.approx(figures["asked_tokens"], rel=0.03)
-    assert figures["output_tokens"] == 40
-
-
-def test_what_shares_nothing_hits_nothing(running: tuple[Fleet, RouterProcess]) -> None:
-    figures = bench(running[1].url, "--workload", "random", "--requests", 20, "--max-tokens", 2)["endpoints"][0][
-        "figures"
-    ]
-    assert figures["hit_rate"] < 0.05
-
-
-def test_later_turns_hit_what_was_said_and_answered_before(running: tuple[Fleet, RouterProcess]) -> None:
-    how = ("--workload", "multi-turn", "--think", "0.01", "--requests", "24", "--rate", "40")
-    figures = bench(running[1].url, *how)["endpoints"][0]["figures"]
-    assert (figures["requests"], figures["failed"]) == (24, 0)
-    assert figures["hit_rate"] > 0.8
-
-
 def test_a_trace_is_replayed_at_its_times_with_its_blocks(running: tuple[Fleet, RouterProcess], tmp_path: Path) -> None:
     lines = [
         {"timestamp": 100 * n, "input_length": 544, "output_length": 4, "hash_ids": [*range(32), 1000 + n, 2000 + n]}

@@ -36,11 +36,6 @@ def test_rates_are_over_the_time_from_the_first_intended_one_to_the_last_end() -
     assert (found.requests_per_s, found.input_tokens_per_s, found.output_tokens_per_s) == (0.5, 50, 5)
 
 
-def test_several_rounds_count_together_with_their_spans_one_after_another() -> None:
-    found = figures([[outcome()], [outcome(100.0)]])
-    assert (found.requests, found.span_s, found.requests_per_s) == (2, 2.0, 1.0)
-
-
 def test_warm_up_is_counted_and_left_out() -> None:
     found = figures([[outcome(ttft_s=9.0, is_warm_up=True), failure("timeout", is_warm_up=True), outcome(5.0)]])
     assert (found.warm_up, found.requests, found.failed, found.span_s) == (2, 1, 0, 1.0)
@@ -76,8 +71,3 @@ def test_a_token_after_the_first_takes_what_the_rest_of_the_answer_takes() -> No
     assert outcome(ttft_s=0.1, e2e_s=1.0).tpot_s == pytest.approx(0.1)
     assert outcome(output_tokens=1).tpot_s is None
     assert figures([[outcome(gaps_s=[0.1, 0.3]), outcome(gaps_s=[0.2])]]).itl_s.p50 == pytest.approx(0.2)
-
-
-def test_nothing_that_was_answered_is_no_error() -> None:
-    assert figures([]).requests == 0
-    assert figures([[failure("no connection", end_s=0.0)]]).requests_per_s == 0

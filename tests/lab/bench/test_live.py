@@ -44,12 +44,6 @@ def test_a_terminal_shows_how_far_it_is_how_fast_and_what_failed() -> None:
     assert "failed" in drawn
 
 
-def test_a_run_of_seconds_shows_how_many_are_left() -> None:
-    with endpoint(slow) as server:
-        drawn = shown(server.url, "--for", "1.2", "--concurrency", "2")
-    assert "1 s left" in drawn
-
-
 def test_where_nothing_can_be_drawn_over_nothing_is_drawn() -> None:
     with endpoint() as server:
         assert shown(server.url, "--requests", "5", environment={"TERM": "dumb"}) == ""

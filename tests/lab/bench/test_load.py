@@ -38,12 +38,6 @@ def test_what_an_endpoint_tells_is_kept() -> None:
     assert one.intended_s <= one.sent_s < (one.first_s or 0) <= one.end_s
 
 
-def test_a_header_tells_of_cached_tokens_too() -> None:
-    with endpoint(lambda call: call.answer(x_warmroute_cached_tokens="9")) as server:
-        [one] = outcomes(closed(server.url, singles(1), clients=1))
-    assert one.cached_tokens == 9
-
-
 def stalling(call: Call) -> None:
     """The first one stands in the way of all others, as a server that does one thing at a time."""
     with call.server.lock:
@@ -60,13 +54,6 @@ def test_in_open_loop_a_stall_is_in_the_latency_of_all_that_came_meanwhile() -> 
     # each came 20 ms after the one before it, and waited so much less
     for number, ttft_s in enumerate(ttfts_s[:15]):
         assert ttft_s > 0.4 - number / 50 - 0.02
-
-
-def test_in_closed_loop_one_client_sees_the_stall_once() -> None:
-    with endpoint(stalling) as server:
-        found = outcomes(closed(server.url, singles(20), clients=1))
-    slow = [one for one in found if (one.ttft_s or 0) > 0.2]
-    assert [one.talk for one in slow] == ["0"]
 
 
 def test_a_latency_counts_from_the_intended_time_even_if_the_sender_was_late() -> None:
@@ -117,12 +104,6 @@ def test_a_conversation_continues_with_the_answers_it_got() -> None:
     assert last[2]["content"] == " able able"
     assert {call.headers["x-session-id"] for call in server.calls} == {"c"}
     assert [one.turn for one in found] == [0, 1, 2]
-
-
-def test_between_turns_is_time_to_think_and_a_turn_is_due_then() -> None:
-    with endpoint() as server:
-        found = outcomes(opened(server.url, conversation(3, think_s=0.05), rate=1))
-    assert all(after.intended_s == before.end_s + 0.05 for before, after in pairwise(found))
 
 
 def test_a_conversation_whose_turn_fails_continues_with_something_made_up() -> None:

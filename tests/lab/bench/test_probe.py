@@ -64,27 +64,11 @@ def test_without_a_model_a_message_says_what_to_do(status: int, body: object, sa
         probed(server.url, RequestSettings(None, "1"))
 
 
-def test_an_endpoint_that_refuses_a_plain_request_cannot_be_asked() -> None:
-    with (
-        endpoint(on_probe=lambda call: call.refuse(401, "no key")) as server,
-        pytest.raises(CannotAsk, match=r"does not take a first request: status 401: no key; give --api-key"),
-    ):
-        probed(server.url, RequestSettings("m", "1"))
-
-
 def test_an_endpoint_that_is_not_there_cannot_be_asked() -> None:
     with endpoint() as server:
         url = server.url
     with pytest.raises(CannotAsk, match=r"does not answer: no connection: .*; is it started"):
         probed(url, RequestSettings(None, "1"))
-
-
-def test_an_endpoint_that_says_nothing_is_not_waited_for_longer_than_the_timeout() -> None:
-    with (
-        endpoint(on_get=lambda call: call.server.released.wait(10)) as server,
-        pytest.raises(CannotAsk, match="does not answer: timeout"),
-    ):
-        probed(server.url, RequestSettings(None, "1"), timeout_s=0.2)
 
 
 @pytest.mark.parametrize("model", [None, "m"])

@@ -9,7 +9,7 @@ from api.process.settings import Unusable
 from events.recording.recording import Recorder, Recording, redacted_copy
 from events.source import Record
 from lab.incident.replay import IncidentReplay, replay
-from lab.incident.report import as_json, lines
+from lab.incident.report import lines
 from lab.trace.formats import read_log
 from router.log_lines import LogLine
 from router.placement.holders import Optimistic
@@ -191,17 +191,3 @@ def test_files_that_are_something_else_are_named(scene: Scene, tmp_path: Path) -
     relogged(scene, [LogLine(ts=1.0, request_id="a", model=MODEL, prompt_tokens=1)])
     with pytest.raises(Unusable, match="none of its 1 lines says how it was decided"):
         told_of(scene)
-
-
-def test_progress_goes_to_a_hundred(scene: Scene) -> None:
-    percents: list[int] = []
-    replay(scene.recording, scene.log, on_progress=percents.append)
-    assert percents == sorted(percents) and percents[0] == 0 and percents[-1] == 100
-
-
-def test_json_has_all_differences(scene: Scene) -> None:
-    told = told_of(scene, policy="round-robin")
-    found = msgspec.json.decode(msgspec.json.encode(as_json(told)))
-    assert found["is_same"] is False and len(found["differences"]) == len(told.differences) > 10
-    assert found["differences"][0]["candidates"][0]["logged"]["cost_s"] >= 0
-    assert f"and {len(told.differences) - 10} more" in shown(told)

@@ -45,24 +45,6 @@ def alone(requests: list[TraceRequest], settings: Settings = SETTINGS, policy: s
     return simulated(Trace("t", 16, requests), settings, policy, seed=0)
 
 
-def test_prefill_takes_the_uncached_tokens_and_the_last_block_is_always_computed() -> None:
-    first, second = alone([one_prompt(0.0), one_prompt(10.0)])
-    assert (first.ttft_s, second.ttft_s) == pytest.approx((1600 / RATE, 16 / RATE))
-    assert second.replica == first.replica
-
-
-def test_a_prompt_that_comes_while_its_prefix_is_computed_goes_there_and_finds_it() -> None:
-    first, second = alone([one_prompt(0.0), one_prompt(0.01)])
-    assert second.replica == first.replica
-    assert second.uncached_tokens == 16
-
-
-def test_running_requests_hold_their_blocks_and_others_wait_for_room() -> None:
-    small = Settings(replicas=1, capacity_tokens=2400)
-    first, second = alone([one_prompt(0.0), one_prompt(0.1, number=1)], small)
-    assert second.first_s == pytest.approx(first.first_s + 40 / 40 + 1600 / RATE)
-
-
 @pytest.mark.parametrize("trace", [CHATS, AGENTS], ids=lambda trace: trace.name)
 def test_no_policy_hits_more_than_an_endless_cache_and_prefixes_make_the_difference(trace: Trace) -> None:
     best = hits(ideal(trace, SETTINGS))
@@ -202,12 +184,6 @@ def test_in_a_closed_loop_a_turn_comes_when_the_one_before_has_ended_and_its_gap
     assert third.request.at_s == pytest.approx(second.ended_s + 120.0), "a longer gap is cut"
     found = outcome_of([first, second, third], SETTINGS.replicas, RATE)
     assert found.session_mean_s == found.session_p99_s == third.ended_s
-
-
-def test_in_a_closed_loop_requests_without_a_session_come_at_their_times() -> None:
-    first, second = alone([turn(0.0, None), turn(3.0, None)], CLOSED)
-    assert second.request.at_s == 3.0 < first.ended_s
-    assert outcome_of([first, second], SETTINGS.replicas, RATE).session_mean_s is None
 
 
 def test_in_a_closed_loop_a_session_goes_on_after_a_turn_that_was_refused() -> None:

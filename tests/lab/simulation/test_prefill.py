@@ -5,7 +5,6 @@ from typing import Literal
 import pytest
 from msgspec.structs import replace
 
-from lab.simulation.comparison import outcome_of
 from lab.simulation.fleet import simulated
 from lab.simulation.job import Job
 from lab.simulation.settings import Settings
@@ -52,25 +51,6 @@ def test_the_answers_beside_it_do_not_wait() -> None:
 def test_a_prompt_stays_where_nothing_waits_for_it() -> None:
     [alone] = run(PAIR, long_prompt())
     assert (alone.prefill, alone.replica, alone.uncached_tokens) == (None, 1, TOKENS)
-
-
-def test_a_cached_prompt_stays() -> None:
-    first, *_, again = run(PAIR, long_prompt(0.0), *map(chat, range(1, 9)), long_prompt(4.0))
-    assert first.prefill is None and again.prefill is None
-    assert again.uncached_tokens == 64
-
-
-def test_both_halves_count_in_what_is_computed() -> None:
-    jobs = run(PAIR, *map(chat, range(8)), long_prompt())
-    asked = 8 * 64 + TOKENS
-    assert outcome_of(jobs, 2, RATE).hit_rate == pytest.approx(-64 / asked), "the last block is computed twice"
-
-
-def test_every_request_ends_with_one_answer() -> None:
-    requests = [chat(number) for number in range(40)] + [long_prompt(0.1 + 0.1 * number) for number in range(20)]
-    jobs = run(replace(PAIR, replicas=3, replica_limit=4, queue_timeout_s=1000.0), *requests)
-    assert all(job.ended_s > job.first_s > job.request.at_s and not job.is_refused for job in jobs)
-    assert all(len(job.generated) == job.request.output_tokens for job in jobs)
 
 
 def test_some_replica_has_to_generate() -> None:

@@ -5,12 +5,12 @@ from typing import Literal, TypeAlias
 import pytest
 from msgspec.structs import replace
 
-from lab.simulation.comparison import compared, outcome_of
+from lab.simulation.comparison import outcome_of
 from lab.simulation.fleet import simulated
 from lab.simulation.job import Job
 from lab.simulation.settings import Settings
 from lab.trace.requests import Trace, TraceRequest, at_rate
-from replica.cache.lower import DISK, HOST
+from replica.cache.lower import DISK
 from replica.cache.moves import PULLED
 from tests.lab.traffic import conversations
 
@@ -29,13 +29,6 @@ def run(settings: Settings, *numbers: int) -> list[Job]:
     """Send prompts of these numbers, each after the one before it has ended."""
     requests = [prompt(10.0 * place, number) for place, number in enumerate(numbers)]
     return simulated(Trace("t", 16, requests), settings, "cost", seed=0)
-
-
-def test_a_prompt_that_left_the_cache_is_loaded_from_host_memory() -> None:
-    *_, again = run(SMALL, 0, 1, 2, 0)
-    assert again.brought_tokens == {HOST: 1584}
-    assert again.uncached_tokens == 16
-    assert again.ttft_s == pytest.approx(1584 / 100_000 + 16 / RATE)
 
 
 def test_what_left_host_memory_comes_from_the_disk() -> None:
@@ -74,12 +67,6 @@ def test_host_memory_saves_computing_on_conversations(model: Model) -> None:
     assert tiered.hit_rate > plain.hit_rate + 0.02
     assert tiered.ttft_mean_s < plain.ttft_mean_s
     assert tiered.brought_rate > 0 == plain.brought_rate
-
-
-def test_the_bound_of_one_pool_has_all_host_memory_too() -> None:
-    small = Settings(replicas=2, capacity_tokens=150_000)
-    rows = [compared(CHATS, one, [])[0].mean for one in (small, replace(small, host_tokens=500_000))]
-    assert rows[1].hit_rate > rows[0].hit_rate + 0.02
 
 
 # ---- reading from neighbours

@@ -38,7 +38,3 @@ def test_the_interval_narrows_with_the_requests() -> None:
     trace = agents(4000)
     halves = [estimated(beginning(trace, count)).half for count in (100, 400, 4000)]
     assert halves == sorted(halves, reverse=True)
-
-
-def test_one_request_is_no_trace_to_divide_by_zero() -> None:
-    assert estimated(beginning(agents(100), 1)).hit_rate == 0

@@ -90,24 +90,10 @@ def test_a_line_that_names_more_blocks_than_there_is_memory_for_is_refused(tmp_p
             read_trace(written(tmp_path, lines))
 
 
-def test_a_request_may_have_a_meta_of_its_own(tmp_path: Path) -> None:
-    assert len(read_trace(written(tmp_path, [mooncake(0, 10, [1], meta={"user": 3})])).requests) == 1
-
-
 @pytest.mark.parametrize("meta", [{"meta": {}}, {"meta": {"block_size": 0}}, {"meta": 3}])
 def test_a_first_line_that_says_it_wrongly_is_refused(tmp_path: Path, meta: dict[str, Any]) -> None:
     with pytest.raises(BadTrace, match=r"line 1: .*the first line may be"):
         read_trace(written(tmp_path, [meta, mooncake(0, 10, [1])]))
-
-
-def test_a_file_with_nothing_but_a_first_line_holds_no_requests(tmp_path: Path) -> None:
-    with pytest.raises(BadTrace, match="holds no requests"):
-        read_trace(written(tmp_path, [{"meta": {"block_size": 64}}]))
-
-
-def test_late_lines_are_put_in_order(tmp_path: Path) -> None:
-    path = written(tmp_path, [mooncake(2000, 10, [1]), mooncake(1000, 11, [2])])
-    assert [request.input_tokens for request in read_trace(path).requests] == [11, 10]
 
 
 def test_gzipped_files_are_read_by_what_they_hold_and_not_by_their_name(tmp_path: Path) -> None:
@@ -245,10 +231,3 @@ def test_a_file_that_was_cut_off_is_named(tmp_path: Path) -> None:
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(BadTrace, match=r"cut.jsonl.gz is damaged"):
         read_trace(path)
-
-
-def test_reading_tells_how_far_it_is(tmp_path: Path) -> None:
-    path = written(tmp_path, [mooncake(0, 10, [1])] * 3)
-    told: list[int] = []
-    read_trace(path, on_bytes=told.append)
-    assert told == sorted(told) and told[-1] == path.stat().st_size

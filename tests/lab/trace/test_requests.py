@@ -3,7 +3,7 @@
 import pytest
 
 from api.process.settings import Unusable
-from lab.trace.requests import Trace, TraceRequest, at_rate, coarsened, jittered, sped_up
+from lab.trace.requests import Trace, TraceRequest, at_rate, coarsened, jittered
 from tests.lab.traffic import conversations
 
 TRACE = conversations(200)
@@ -16,19 +16,6 @@ def test_coarse_blocks_are_as_many_as_their_size_says_and_share_what_was_shared_
     first, second = (request.blocks for request in coarse.requests)
     assert len(first) == 3 and len(second) == 2
     assert first[0] == second[0] and first[1] != second[1]
-
-
-@pytest.mark.parametrize("factor", [1, 2, 3, 7, 1000])
-def test_coarse_blocks_still_fit_the_lengths(factor: int) -> None:
-    coarse = coarsened(TRACE, factor)
-    for request in coarse.requests:
-        assert len(request.blocks) == -(-request.input_tokens // coarse.block_tokens)
-
-
-def test_a_pace_is_a_factor_of_all_times() -> None:
-    fast = sped_up(TRACE, 4.0)
-    assert fast.span_s == pytest.approx(TRACE.span_s / 4)
-    assert at_rate(TRACE, 50_000.0).input_tokens / at_rate(TRACE, 50_000.0).span_s == pytest.approx(50_000.0)
 
 
 def test_requests_that_all_come_at_once_have_no_pace() -> None:
