@@ -96,17 +96,12 @@ class Blocks:
             case answers.ThinkingContent():
                 return answers.ThinkingContent(text, self._signature(index))
         assert isinstance(block, answers.ToolUseContent)
-        return answers.ToolUseContent(block.id, block.name, _input(text))
+        try:
+            is_object = isinstance(json.loads(text), dict)
+        except (ValueError, RecursionError):  # the arguments break off, as at the end of max_tokens
+            is_object = False
+        return answers.ToolUseContent(block.id, block.name, Raw(text.encode()) if is_object else EMPTY)
 
     def _signature(self, index: int) -> str:
         """The signature that clients keep with thoughts. Nothing is checked with it; it is the same at any replica."""
         return hashlib.sha256(f"{self._message_id} {index}".encode()).hexdigest()
-
-
-def _input(arguments: str) -> Raw:
-    """The arguments of a call; an empty object if they break off, as at the end of max_tokens."""
-    try:
-        whole = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        return EMPTY
-    return Raw(arguments.encode()) if isinstance(whole, dict) and arguments else EMPTY

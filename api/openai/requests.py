@@ -215,7 +215,19 @@ class CompletionRequest(SamplingFields, kw_only=True):
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
-        return _prompts(self.prompt)
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return [prompt]
+        kinds = set(map(type, prompt))
+        if len(kinds) != 1:
+            found = "mixes strings, token ids and lists" if kinds else "is an empty list"
+            fix = "send strings only, token ids only or lists of token ids only"
+            raise invalid(f"prompt {found}; {fix}", "prompt")
+        if kinds == {int}:
+            return [cast(list[int], prompt)]
+        if len(prompt) > MAX_PROMPTS:
+            raise invalid(f"prompt has {len(prompt)} entries; send at most {MAX_PROMPTS} in one request", "prompt")
+        return cast(list[str], prompt)
 
     @property
     def output_limit(self) -> int | None:
@@ -228,20 +240,6 @@ class CompletionRequest(SamplingFields, kw_only=True):
     @property
     def alternatives(self) -> int | None:
         return self.logprobs
-
-
-def _prompts(prompt: str | list[str | int | list[int]]) -> list[str] | list[list[int]]:
-    if isinstance(prompt, str):
-        return [prompt]
-    kinds = set(map(type, prompt))
-    if len(kinds) != 1:
-        found = "mixes strings, token ids and lists" if kinds else "is an empty list"
-        raise invalid(f"prompt {found}; send strings only, token ids only or lists of token ids only", "prompt")
-    if kinds == {int}:
-        return [cast(list[int], prompt)]
-    if len(prompt) > MAX_PROMPTS:
-        raise invalid(f"prompt has {len(prompt)} entries; send at most {MAX_PROMPTS} in one request", "prompt")
-    return cast(list[str], prompt)
 
 
 class TextPart(Struct, omit_defaults=True):

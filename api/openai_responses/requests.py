@@ -5,8 +5,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from api.errors import invalid, quoted
-from api.openai.requests import MAX_MESSAGES, Count, Identifier, Nullable, Seed
+from api.openai.requests import MAX_MESSAGES, Count, Identifier, Nullable, Seed, check_neutral
 from api.openai_responses.tools import OfferedTool, check_tools
 
 # Fields that are refused, and the values that ask for nothing.
@@ -130,9 +129,7 @@ class ResponsesRequest(Struct, kw_only=True):
     def __post_init__(self) -> None:
         self.store = self.store is not False  # null, too, stands for true
         for name, neutral in UNSUPPORTED.items():
-            value = getattr(self, name)
-            if value is not None and not any(type(value) is type(none) and value == none for none in neutral):
-                raise invalid(f"{name} is {quoted(value)}, which is not supported; leave it out", name, "unsupported")
+            check_neutral(name, getattr(self, name), neutral)
         check_tools(self.tools or ())
 
     @property

@@ -196,11 +196,18 @@ class Prompts:
         """The request's conversation, or one with these messages and tools instead of its own."""
         template = self.template(bool(request.tools))
         developer = template is not None and "developer" in template.source
-        return _conversation(
-            request,
-            (request.messages or ()) if messages is None else messages,
-            request.tools if tools is None else tools,
-            developer,
+        generation_prompt, kwargs = request.add_generation_prompt, request.chat_template_kwargs
+        if generation_prompt is None:
+            generation_prompt = not request.continue_final_message
+        if request.reasoning_effort is not None:
+            kwargs = {"reasoning_effort": request.reasoning_effort} | kwargs
+        shown = (request.messages or ()) if messages is None else messages
+        return Conversation(
+            messages=[_message(message, i, developer) for i, message in enumerate(shown)],
+            tools=list(map(without_control, request.tools if tools is None else tools)),
+            add_generation_prompt=generation_prompt,
+            continue_final_message=request.continue_final_message,
+            kwargs=kwargs,
         )
 
     def template(self, with_tools: bool) -> ChatTemplate | None:
@@ -262,33 +269,17 @@ def _params(prompts: int) -> list[str]:
     return [f"prompt[{i}]" for i in range(prompts)] if prompts > 1 else ["prompt"]
 
 
-def _conversation(
-    request: ChatRequest | TokenizeRequest,
-    messages: Sequence[Message],
-    tools: Sequence[dict[str, Any]],
-    developer: bool,
-) -> Conversation:
-    generation_prompt = request.add_generation_prompt
-    if generation_prompt is None:
-        generation_prompt = not request.continue_final_message
-    kwargs = request.chat_template_kwargs
-    if request.reasoning_effort is not None:
-        kwargs = {"reasoning_effort": request.reasoning_effort} | kwargs
-    return Conversation(
-        messages=[_message(message, i, developer) for i, message in enumerate(messages)],
-        tools=list(map(without_control, tools)),
-        add_generation_prompt=generation_prompt,
-        continue_final_message=request.continue_final_message,
-        kwargs=kwargs,
-    )
-
-
 def _message(message: Message, i: int, developer: bool) -> dict[str, Any]:
     """A message for templates: text joined, arguments of calls parsed, missing fields left out."""
     seen: dict[str, Any] = msgspec.to_builtins(message)
     seen.pop("cache_control", None)
     if message.content is not None:
-        seen["content"] = _unbilled_text(seen["content"]) if message.role == "system" else message.text
+        if message.role == "system":
+            seen["content"] = shown = without_billing(seen["content"])
+            if not isinstance(shown, str):
+                seen["content"] = "\n".join(part["text"] for part in shown)
+        else:
+            seen["content"] = message.text
     thought = message.reasoning if message.reasoning_content is None else message.reasoning_content
     if thought is not None:
         seen["thinking"] = seen["reasoning_content"] = thought  # its names in templates
@@ -297,12 +288,6 @@ def _message(message: Message, i: int, developer: bool) -> dict[str, Any]:
     for j, call in enumerate(seen.get("tool_calls") or ()):
         call["function"]["arguments"] = _arguments(call["function"]["arguments"], f"messages[{i}].tool_calls[{j}]")
     return seen
-
-
-def _unbilled_text(content: str | list[dict[str, Any]]) -> str:
-    """The text of a system message, without the line that changes with every request."""
-    shown = without_billing(content)
-    return shown if isinstance(shown, str) else "\n".join(part["text"] for part in shown)
 
 
 def _arguments(text: str, call: str) -> dict[str, Any]:

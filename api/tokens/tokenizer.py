@@ -115,7 +115,10 @@ class HfTokenizer:
         self.cuts: tuple[str, ...] = safe_cuts(added.values())
         self.special_token_ids = frozenset(i for i, token in added.items() if token.special)
         self.special_texts: tuple[str, ...] = tuple(token.content for token in added.values() if token.special)
-        self._read_folder(file.parent, config.get("chat_template"))
+        end = self._tokenizer.token_to_id(self.special_tokens.get("eos_token", ""))
+        ends = eos_token_ids(file.parent)
+        self.eos_token_ids = tuple(dict.fromkeys(ends if end is None else (end, *ends)))
+        self.chat_template, self.tool_chat_template = _chat_templates(file.parent, config.get("chat_template"))
         decoder = self._tokenizer.decoder
         self._rule = piece_rule(None if decoder is None else json.loads(decoder.__getstate__()))
         self.joins_bytes = self._rule is not None
@@ -126,12 +129,6 @@ class HfTokenizer:
             i: token.content for i, token in added.items() if self._rule is byte_level and token.content not in known
         }
         self._pieces: dict[int, bytes] = {}  # filled as tokens are met
-
-    def _read_folder(self, folder: Path, template: Any) -> None:
-        named = self._tokenizer.token_to_id(self.special_tokens.get("eos_token", ""))
-        also = eos_token_ids(folder)
-        self.eos_token_ids = tuple(dict.fromkeys(also if named is None else (named, *also)))
-        self.chat_template, self.tool_chat_template = _chat_templates(folder, template)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return self._encoder.encode(text, add_special_tokens=add_special_tokens)

@@ -1,8 +1,7 @@
 """Planned conversations, before they are text, and when they arrive: each prompt is the conversation so far.
 
-They come at random, evenly or in bursts; as in a trace; or whenever a client is free. There are six kinds of traffic,
-each an endless row of conversations that follows from a seed: those of tests/bench/workloads.py, in messages. What is
-in them is said in docs/bench.md.
+They come at random, evenly or in bursts; as in a trace; or whenever a client is free. There are four kinds of traffic,
+each an endless row of conversations that follows from a seed. What is in them is said in docs/bench.md.
 """
 
 import itertools
@@ -69,15 +68,6 @@ def limited(arrivals: Iterable[Arrival], output_tokens: int | None) -> Iterator[
         yield arrival._replace(talk=arrival.talk._replace(turns=turns))
 
 
-RECENT = 50  # requests that a developer may come back to
-COMES_BACK = 0.25
-FILES = 40  # the files of a repository
-MAX_FILES = 4  # the files of a prompt
-FILE_TOKENS = (200, 1500)
-QUESTIONS = 4  # asked of each document of a batch
-BATCH_DOCUMENTS = 50  # the documents of one batch
-
-
 TURNS = 8  # the turns of a conversation of multi-turn
 
 
@@ -111,32 +101,6 @@ def rag(chance: random.Random) -> Iterator[Conversation]:
         yield _single(name, instructions, [*documents, Passage(f"question {name}", 48)], chance.randint(64, 192))
 
 
-def code(chance: random.Random) -> Iterator[Conversation]:
-    instructions = (Passage("instructions", 200),)
-    files = [Passage(f"file {number}", chance.randint(*FILE_TOKENS)) for number in range(FILES)]
-    recent: list[list[Passage]] = []
-    for name in _names():
-        if recent and chance.random() < COMES_BACK:
-            open_files = recent.pop(chance.randrange(len(recent)))
-        else:
-            open_files = chance.sample(files, chance.randint(1, MAX_FILES))
-        recent = [*recent[1 - RECENT :], open_files]
-        cursor = Passage(f"cursor {name}", chance.randint(5, 40))
-        yield _single(name, instructions, [*open_files, cursor], chance.randint(8, 48))
-
-
-def batch(chance: random.Random) -> Iterator[Conversation]:
-    instructions = (Passage("instructions", 64),)
-    names = _names()
-    while True:
-        documents = [Passage(f"document {next(names)}", chance.randint(300, 900)) for _ in range(BATCH_DOCUMENTS)]
-        jobs = [(document, question) for document in documents for question in range(QUESTIONS)]
-        lengths = [chance.randint(64, 128) for _ in jobs]
-        for (document, question), output_tokens in zip(jobs, lengths, strict=True):
-            said = [document, Passage(f"question {question}", 16)]
-            yield _single(f"{document.name}, {question}", instructions, said, output_tokens)
-
-
 def unrelated(chance: random.Random) -> Iterator[Conversation]:
     for name in _names():
         yield _single(name, (), [Passage(f"prompt {name}", chance.randint(100, 1000))], chance.randint(32, 128))
@@ -146,8 +110,6 @@ WORKLOADS: dict[str, Callable[[random.Random], Iterator[Conversation]]] = {
     "chatbot": chatbot,
     "multi-turn": multi_turn,
     "rag": rag,
-    "code": code,
-    "batch": batch,
     "random": unrelated,
 }
 

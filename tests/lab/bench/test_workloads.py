@@ -1,4 +1,4 @@
-"""Shared text and lengths of the six kinds of traffic."""
+"""Shared text and lengths of the four kinds of traffic."""
 
 import statistics
 from itertools import islice
@@ -34,8 +34,6 @@ def test_names_are_different_or_turns_could_not_be_distinguished(workload: str) 
         ("chatbot", 1016, 1048),
         ("multi-turn", 1090, 1110),
         ("rag", 2304, 2304),
-        ("code", 2000, 2800),
-        ("batch", 640, 720),
         ("random", 500, 600),
     ],
 )
