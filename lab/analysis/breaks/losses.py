@@ -3,19 +3,18 @@
 All after the first change of a conversation is computed again.
 
 Constant text that comes after text that differs cannot be shared. Prompts that agree up to a message are compared in
-that message, and only in the first ones of a conversation. Prompts are of a kind when they have all of that in common,
-or also how the message begins or how it ends. What nearly all of a sample of a kind say is constant. Documents that
-some prompts have in common are not: nobody can put them first.
+that message, and only in the first ones of a conversation. What nearly all of a sample of them say is constant.
+Documents that some prompts have in common are not: nobody can put them first.
 """
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from statistics import median
 from typing import NamedTuple, TypeAlias
 
-from lab.analysis.breaks.prompts import Fault, Loss, Piece, Prompt, common, common_end, example_of
+from lab.analysis.breaks.prompts import Fault, Loss, Piece, Prompt, common, example_of
 from lab.analysis.breaks.repairs import ADDRESS
 
 HISTORY = Fault(
@@ -87,7 +86,6 @@ LEAST_LATE_LETTERS = 160  # constant and late, in a prompt
 LEAST_SHARE = 0.15  # the least share of the prompt's beginning
 SHORTEST_SENTENCE = 16
 LONGEST_DATUM = 200  # letters; more is a text rather than a name
-BEGINNING, END = 16, 32  # letters that a kind has in common
 
 _ends = re.compile(r"(?<=[.!?;:])\s+|\n+")
 
@@ -102,33 +100,10 @@ class Place(NamedTuple):
     role: str
 
 
-class Kind(NamedTuple):
-    """Some of the texts at one place, with the letters that each shares with any other there."""
-
-    place: Place
-    texts: list[str]
-    shared: dict[str, int]
-
-
-class Late(NamedTuple):
-    """Constant letters after the first difference, and how far after it they begin."""
-
-    letters: int
-    gap: int
-
-
 def late_constants(prompts: Sequence[Prompt]) -> Iterator[Loss]:
     for place, users in _places(prompts).items():
-        if len(users) < FEWEST_TEXTS:
-            continue
-        done: set[str] = set()
-        for kind in _kinds(place, users):
-            loss = None if done.issuperset(kind.texts) else _loss(kind, users)
-            if loss is not None:
-                done.update(kind.texts)
-                yield loss
-            if len(done) == len(users):
-                break
+        if len(users) >= FEWEST_TEXTS and (loss := _loss(place, users)) is not None:
+            yield loss
 
 
 def _places(prompts: Sequence[Prompt]) -> dict[Place, Users]:
@@ -142,56 +117,37 @@ def _places(prompts: Sequence[Prompt]) -> dict[Place, Users]:
     return places
 
 
-def _kinds(place: Place, users: Users) -> Iterator[Kind]:
+def _loss(place: Place, users: Users) -> Loss | None:
     texts = sorted(users)
-    shared = dict.fromkeys(texts, 0)
+    shared = dict.fromkeys(texts, 0)  # the letters that each has in common with any other
     for one, other in pairwise(texts):
         letters = common(one, other)
         shared[one], shared[other] = max(shared[one], letters), letters
-    yield Kind(place, texts, shared)
-    for part in (slice(BEGINNING), slice(-END, None)):
-        alike: defaultdict[str, list[str]] = defaultdict(list)
-        for text in texts:
-            alike[text[part]].append(text)
-        yield from (Kind(place, some, shared) for some in alike.values() if FEWEST_TEXTS <= len(some) < len(texts))
-
-
-def _loss(kind: Kind, users: Users) -> Loss | None:
-    sample = kind.texts[:: -(-len(kind.texts) // SAMPLE)]
-    constant, end = _constant(sample), common_end(sample)
-    before = sum(len(piece.text) for piece in kind.place.before)
-    sampled = [_late(text, kind.shared[text], constant, end) for text in sample]
+    sample = texts[:: -(-len(texts) // SAMPLE)]
+    uses = Counter(sentence for text in sample for sentence in {sentence for sentence, _ in _sentences(text)})
+    late: dict[str, int] = {}  # the constant letters of each after the first difference
+    gaps: list[int] = []  # how far after it they begin
+    for text in texts:
+        found = [
+            (sentence, at)
+            for sentence, at in _sentences(text)
+            if at >= shared[text] and uses[sentence] >= NEARLY_ALL * len(sample)
+        ]
+        late[text] = sum(len(sentence) for sentence, _ in found)
+        gaps += [at - shared[text] for _, at in found[:1]]
+    before = sum(len(piece.text) for piece in place.before)
     wanted = max(LEAST_LATE_LETTERS, LEAST_SHARE * (before + median(map(len, sample))))
-    if median(late.letters for late in sampled) < wanted:
+    if median(late[text] for text in sample) < wanted:
         return None
-    each = [_late(text, kind.shared[text], constant, end).letters for text in kind.texts]
-    is_datum = Piece(kind.place.role, "").is_leading and median(late.gap for late in sampled) <= LONGEST_DATUM
-    one, other = kind.texts[0], kind.texts[-1]
+    is_datum = Piece(place.role, "").is_leading and median(gaps) <= LONGEST_DATUM
+    one, other = texts[0], texts[-1]
     return Loss(
         USER_DATA if is_datum else VARIABLE_FIRST,
-        sum(len(users[text]) for text in kind.texts),
-        sum(each) - max(each),
+        sum(map(len, users.values())),
+        sum(late.values()) - max(late.values()),
         example_of(one, other),
         (users[one][0].request_id, users[other][0].request_id),
     )
-
-
-def _constant(sample: Sequence[str]) -> set[str]:
-    """Sentences that nearly all of these texts have."""
-    counts: defaultdict[str, int] = defaultdict(int)
-    for text in sample:
-        for sentence in {sentence for sentence, _ in _sentences(text)}:
-            counts[sentence] += 1
-    return {sentence for sentence, count in counts.items() if count >= NEARLY_ALL * len(sample)}
-
-
-def _late(text: str, shared: int, constant: set[str], end: int) -> Late:
-    late = [(sentence, at) for sentence, at in _sentences(text) if at >= shared and sentence in constant]
-    letters = sum(len(sentence) for sentence, _ in late)
-    ending = min(end, len(text) - shared)
-    if letters >= ending:
-        return Late(letters, late[0][1] - shared if late else 0)
-    return Late(ending, len(text) - ending - shared)
 
 
 def _sentences(text: str) -> Iterator[tuple[str, int]]:

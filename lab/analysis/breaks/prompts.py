@@ -152,12 +152,6 @@ def common(one: str, other: str) -> int:
     return min(at, shorter)
 
 
-def common_end(texts: Iterable[str]) -> int:
-    """Letters that all end with."""
-    turned = [text[::-1] for text in texts]
-    return common(min(turned), max(turned)) if turned else 0
-
-
 def computed_letters(prompts: Iterable[Prompt]) -> int:
     """Letters computed for these prompts by a cache without an end: the size of the tree of their beginnings."""
     groups: defaultdict[tuple[str, str | None], set[tuple[Piece, ...]]] = defaultdict(set)

@@ -12,7 +12,6 @@ from lab.analysis.breaks.prompts import (
     Piece,
     Prompt,
     common,
-    common_end,
     computed_letters,
     example_of,
 )
@@ -34,12 +33,6 @@ def dumb_common(texts: list[str]) -> int:
 @given(long, long)
 def test_the_common_beginning_is_the_longest(one: str, other: str) -> None:
     assert common(one, other) == common(other, one) == dumb_common([one, other])
-
-
-@given(st.lists(long, min_size=1, max_size=4))
-def test_the_common_end_is_the_longest(texts: list[str]) -> None:
-    turned = [text[::-1] for text in texts]
-    assert common_end(texts) == dumb_common(turned)
 
 
 @given(long, long)
