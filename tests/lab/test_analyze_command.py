@@ -159,11 +159,9 @@ def test_host_memory_behind_a_cache_finds_what_one_cache_of_their_size_would(sma
     assert [one["saved_s"] for one in slow] == [0, 0, 0], "loading is slower than computing"
 
 
-@pytest.mark.parametrize("suffix", [".png", ".svg"])
-def test_the_curve_is_drawn(small: Path, tmp_path: Path, suffix: str) -> None:
-    shown(small, "--block-tokens", "4", "--plot", tmp_path / f"curve{suffix}")
-    begins = {".png": b"\x89PNG", ".svg": b"<?xml"}[suffix]
-    assert (tmp_path / f"curve{suffix}").read_bytes().startswith(begins)
+def test_the_curve_is_drawn(small: Path, tmp_path: Path) -> None:
+    shown(small, "--block-tokens", "4", "--plot", tmp_path / "curve.svg")
+    assert (tmp_path / "curve.svg").read_bytes().startswith(b"<?xml")
 
 
 def test_a_log_with_prompts_says_what_breaks_sharing(tmp_path: Path) -> None:
