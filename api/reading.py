@@ -91,7 +91,6 @@ def _lower_first(text: str) -> str:
 
 
 def _at(body: bytes, path: str) -> object:
-    """The value at a path of the body, for the error message."""
     try:
         value = msgspec.json.decode(body)
         for name, index in _STEP.findall(path):

@@ -291,7 +291,6 @@ def completion_logprobs(tokenizer: Tokenizer, chosen: Iterable[TokenChoice], tex
 
 
 def add_logprob(logprobs: CompletionLogprobs, tokenizer: Tokenizer, chosen: TokenChoice, text_offset: int) -> str:
-    """Add a token, and return its text."""
     token_id, logprob, top = chosen
     text = _legacy_text(tokenizer, token_id)
     logprobs.text_offset.append(text_offset)
@@ -303,7 +302,6 @@ def add_logprob(logprobs: CompletionLogprobs, tokenizer: Tokenizer, chosen: Toke
 
 
 def add_first_token(logprobs: CompletionLogprobs, tokenizer: Tokenizer, token_id: int) -> None:
-    """Add the first token of a prompt, which has no probability."""
     logprobs.text_offset.append(0)
     logprobs.token_logprobs.append(None)
     logprobs.tokens.append(_legacy_text(tokenizer, token_id))

@@ -59,7 +59,6 @@ def reference(type_: type[Struct]) -> dict[str, str]:
 
 
 def operation(request_type: type[Struct] | None, answer_type: type[Struct] | None) -> dict[str, Any]:
-    """The request body and response of an operation in a document."""
     extra: dict[str, Any] = {"responses": {"default": _answer("An error", Error)}}
     if request_type is not None:
         extra["requestBody"] = {"required": True, "content": _json(request_type)}

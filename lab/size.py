@@ -93,8 +93,6 @@ class Room(NamedTuple):
 
 
 class Format(NamedTuple):
-    """The number formats, and the devices that share the model."""
-
     weights: str
     kv: str
     block_size: int = 16

@@ -32,7 +32,6 @@ class Histogram:
 
 
 def labels(**values: str) -> str:
-    """Write labels, as the functions below take them."""
     return ",".join(f'{name}="{value.translate(_ESCAPED)}"' for name, value in values.items())
 
 

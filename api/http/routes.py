@@ -54,8 +54,6 @@ class RouteMatch(NamedTuple):
 
 
 class PathRoutes:
-    """The routes of one template."""
-
     def __init__(self, routes: list[Route]) -> None:
         self.template = routes[0].template
         self.parts = self.template[1:].split("/") if self.template != "/" else []

@@ -60,7 +60,6 @@ class Blocks:
         yield "content_block_stop", {"index": self._last}
 
     def content(self) -> list[answers.Content]:
-        """All blocks, whole."""
         return [self._whole(index) for index in range(len(self._blocks))]
 
     @property

@@ -28,7 +28,6 @@ def chat_of(request: requests.MessagesRequest) -> ChatRequest:
 
 
 def counted_chat_of(request: requests.Conversation) -> ChatRequest:
-    """The chat whose prompt is to be counted."""
     return converted(chat_fields(request), ChatRequest)
 
 

@@ -28,7 +28,6 @@ class ModelPage(Struct, kw_only=True):
 
 
 def listed(models: Sequence[Model], headers: Mapping[str, str]) -> ModelList | ModelPage:
-    """All models, in the shape that the client knows."""
     if VERSION_HEADER not in headers:
         return ModelList(data=list(models))
     ids = [model.id for model in models]
@@ -37,7 +36,6 @@ def listed(models: Sequence[Model], headers: Mapping[str, str]) -> ModelList | M
 
 
 def shown(model: Model, headers: Mapping[str, str]) -> Model | ModelInfo:
-    """One model, in the shape that the client knows."""
     return _info(model) if VERSION_HEADER in headers else model
 
 

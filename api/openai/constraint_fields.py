@@ -60,8 +60,6 @@ class AllowedTools(Struct):
 
 
 class NamedTool(Struct, omit_defaults=True):
-    """The function to call, or those that may be called."""
-
     function: NamedFunction | None = None
     type: Literal["function", "allowed_tools"] = "function"
     allowed_tools: AllowedTools | None = None
@@ -81,7 +79,6 @@ class NamedTool(Struct, omit_defaults=True):
 
     @property
     def is_forced(self) -> bool:
-        """Tell whether the answer is nothing but calls."""
         return self.allowed_tools is None or self.allowed_tools.mode == "required"
 
 

@@ -20,8 +20,6 @@ from api.retention import MAX_TTL_S
 
 
 class TokenizeRequest(Struct, kw_only=True):
-    """A prompt or messages."""
-
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None

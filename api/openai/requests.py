@@ -91,8 +91,6 @@ class StreamOptions(Struct, kw_only=True, frozen=True):
 
 
 class SamplingFields(Unsupported, kw_only=True):
-    """Fields that completions and chat completions share."""
-
     model: str
     temperature: Nullable[Temperature] = OF_THE_MODEL
     top_p: Nullable[TopP] = OF_THE_MODEL
@@ -155,7 +153,6 @@ class SamplingFields(Unsupported, kw_only=True):
 
     @property
     def output_limit(self) -> int | None:
-        """The limit of generated tokens named by the client."""
         raise NotImplementedError
 
     @property
@@ -184,7 +181,6 @@ class SamplingFields(Unsupported, kw_only=True):
 
     @property
     def include_usage(self) -> bool:
-        """Tell whether a stream ends with its usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
@@ -353,7 +349,6 @@ def check_conversation(messages: list[Message], generation_prompt: bool | None, 
 
 
 def fill_nulls(request: Struct) -> None:
-    """Put defaults in the place of nulls."""
     for name, default in _defaults(type(request)):
         if getattr(request, name) is None:
             setattr(request, name, default() if callable(default) else default)

@@ -30,7 +30,6 @@ def is_response_id(text: str) -> bool:
 
 
 def response_of(item_id: object) -> str | None:
-    """The response that has the item with this id."""
     found = _ITEM_ID.fullmatch(item_id) if isinstance(item_id, str) else None
     return None if found is None else f"resp_{found[1]}"
 
@@ -63,8 +62,6 @@ class NamedFunction(Struct, kw_only=True):
 
 
 class NamedChoice(Struct, kw_only=True, omit_defaults=True):
-    """The function to call, or those that may be called."""
-
     type: Literal["function", "custom", "allowed_tools"]
     name: str | None = None
     mode: Literal["auto", "required"] = "auto"

@@ -23,8 +23,6 @@ class _Calls(Protocol):
 
 
 class _Answer:
-    """Reasoning first, then content and calls."""
-
     def __init__(self, reasoning: ReasoningParser | None, calls: _Calls | None, include_reasoning: bool) -> None:
         self._reasoning = reasoning
         self._calls = calls
@@ -104,7 +102,6 @@ def parsed_tokens(request: ChatRequest, formats: AnswerFormats) -> frozenset[int
 
 
 def is_forced(request: ChatRequest) -> bool:
-    """Tell whether the answer is nothing but calls."""
     choice = request.tool_choice
     return choice.is_forced if isinstance(choice, NamedTool) else choice == "required"
 
@@ -114,7 +111,6 @@ def may_call(request: ChatRequest) -> bool:
 
 
 def named_function(request: ChatRequest) -> str | None:
-    """Return the function that `tool_choice` names."""
     choice = request.tool_choice
     return choice.names[0] if isinstance(choice, NamedTool) and choice.type == "function" else None
 

@@ -29,8 +29,6 @@ class Unexpected(Exception):
 
 
 class _OpenDelta:
-    """A piece of a call while it grows."""
-
     def __init__(self, index: int, name: str | None) -> None:
         self.index = index
         self.name = name
@@ -123,7 +121,6 @@ class CallParser(ABC):
         return (yield)
 
     def _keep(self, char: str) -> None:
-        """Hold a character between calls."""
         if len(self._held) == MAX_HELD:
             self._release()
         self._held.append(char)

@@ -30,8 +30,6 @@ NOT_HERMES = ("<function=", "<arg_key>")  # begin what other formats have betwee
 
 
 class AnswerFormats(Struct, frozen=True):
-    """The formats in a model's answers."""
-
     tools: str | None = None  # a name in CALL_PARSERS
     reasoning: ReasoningMarkers | None = None
     tool_tokens: frozenset[int] = frozenset()  # special tokens that a parser has to see

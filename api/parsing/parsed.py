@@ -5,8 +5,6 @@ from typing import NamedTuple, Protocol
 
 
 class CallDelta(NamedTuple):
-    """A piece of one tool call."""
-
     index: int  # type: ignore[assignment]  # not tuple.index
     id: str
     name: str | None  # only in a call's first delta

@@ -112,7 +112,6 @@ class SettingsCommand(click.Command):
 
 
 def options_of(table: Table) -> list[click.Parameter]:
-    """The options of all settings, and `--set`."""
     return [*(_option_of(setting, table) for setting in table.all.values()), _set_option(table)]
 
 

@@ -82,8 +82,6 @@ class Setting(NamedTuple):
 
 
 class Table(NamedTuple):
-    """The settings of one command."""
-
     command: str
     groups: Mapping[str, Sequence[Setting]]  # groups of the help
     defaults: Struct  # the configuration where nothing is said

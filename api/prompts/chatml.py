@@ -37,7 +37,6 @@ def _json(value: Any) -> str:
 
 
 def size(segment: Segment) -> int:
-    """The number of tokens of a segment."""
     return 1 if isinstance(segment, int) else len(segment.encode())
 
 

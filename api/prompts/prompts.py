@@ -57,7 +57,6 @@ class Prompts:
 
     @property
     def templates(self) -> list[str]:
-        """The sources of the chat templates."""
         compiled = (self._template, self._tool_template)
         return list(dict.fromkeys(template.source for template in compiled if template is not None))
 
@@ -238,7 +237,6 @@ class Prompts:
         self._check_ids(request.logit_bias, "logit_bias")
 
     def check_resumed(self, resumed: Sequence[Sequence[int]]) -> None:
-        """Check the tokens that another replica has generated."""
         for i, token_ids in enumerate(resumed):
             self._check_ids(token_ids, f"resume_token_ids[{i}]")
 

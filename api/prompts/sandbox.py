@@ -34,8 +34,6 @@ class TooMuch(jinja2.TemplateError):
 
 
 class Budget:
-    """The budget left to one rendering."""
-
     __slots__ = ("left", "look_at", "until_s")
 
     def __init__(self) -> None:

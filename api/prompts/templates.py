@@ -24,8 +24,6 @@ _GENERATION = re.compile(r"\{%[-+]?\s*generation\b")  # a tag that transformers 
 
 
 class Conversation(Struct, kw_only=True):
-    """The input of a chat template: messages and tools."""
-
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] = []
     add_generation_prompt: bool = True
@@ -86,7 +84,6 @@ class ChatTemplate:
         return True
 
     def parsed(self) -> jinja2.nodes.Template:
-        """Its syntax tree."""
         return _ENVIRONMENT.parse(self.source)
 
     def _reserved(self) -> set[str]:

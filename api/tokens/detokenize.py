@@ -28,7 +28,6 @@ class Detokenizer:
         self._text = _JoinedBytes(tokenizer) if tokenizer.joins_bytes else _Window(tokenizer)
 
     def feed(self, token_ids: Sequence[int]) -> str:
-        """The text completed by these tokens."""
         if not self._skipped.isdisjoint(token_ids):
             token_ids = [i for i in token_ids if i not in self._skipped]
         return self._text.feed(token_ids)

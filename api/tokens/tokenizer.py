@@ -163,7 +163,6 @@ def load_tokenizer(path: str | Path | None) -> Tokenizer:
 
 
 def eos_token_ids(folder: Path) -> tuple[int, ...]:
-    """The ids that end an output, from the files of a model."""
     generation, model = (_read_json(folder / name) for name in ("generation_config.json", "config.json"))
     named = generation.get("eos_token_id", model.get("eos_token_id"))
     return tuple(i for i in (named if isinstance(named, list) else [named]) if _is_token_id(i))

@@ -37,17 +37,14 @@ class Accesses(Struct, frozen=True, eq=False):
 
     @property
     def ends(self) -> Integers:
-        """The end of each request's blocks in `numbers`."""
         return np.cumsum(self.lengths)
 
     @property
     def requests(self) -> Integers:
-        """The request of each access."""
         return np.repeat(np.arange(len(self.lengths)), self.lengths)
 
     @property
     def depths(self) -> Integers:
-        """The number of blocks before each one in its prompt."""
         starts = self.ends - self.lengths
         return np.arange(len(self.numbers)) - np.repeat(starts, self.lengths)
 

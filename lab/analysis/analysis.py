@@ -70,7 +70,6 @@ class AnalysisOptions(Struct, frozen=True, kw_only=True):
 
 
 def analysis_of(trace: Trace, read: Read | None, options: AnalysisOptions) -> tuple[Analysis, HitRateCurve]:
-    """Return the analysis, with the curve for its plot."""
     accesses = accesses_of(trace)
     curve, sharing = curve_of(accesses), sharing_of(accesses)
     blocks, size = curve.needed(options.target), trace.block_tokens

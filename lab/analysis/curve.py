@@ -113,11 +113,9 @@ class HitRateCurve(Struct, frozen=True, eq=False):
         return len(self.hits) - 1 + self.begun_blocks
 
     def hit_rate(self, blocks: int) -> float:
-        """The token hit rate of a cache of this many blocks."""
         return self._found(blocks) * self.block_tokens / self.input_tokens
 
     def share(self, blocks: int) -> float:
-        """Tokens found, as a share of an unlimited cache's."""
         most = int(self.hits[-1])
         return self._found(blocks) / most if most else 1.0
 

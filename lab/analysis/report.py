@@ -52,7 +52,6 @@ def _sharing(name: str, sharing: Sharing) -> Iterator[str]:
 
 
 def _caches(analysis: Analysis) -> Iterator[str]:
-    """The sizes for shares of the hits, and advice."""
     needed, cache = analysis.needed, analysis.needed.with_headroom
     titles = ["all" if share == 1 else f"{share * 100:g} %" for share in SHARES]
     caches = {f"{title} of what can hit": one for title, one in zip(titles, analysis.curve, strict=True)}

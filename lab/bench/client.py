@@ -159,7 +159,6 @@ class Endpoint:
         self._sweeper = self._loop.call_later(SWEEP_EVERY_S, self._sweep)
 
     def close(self) -> None:
-        """Abandon the requests in flight, and close."""
         self._sweeper.cancel()
         for asked in list(self.in_flight):
             asked.abandon()

@@ -36,7 +36,6 @@ class Overhead(Struct, frozen=True):
     lag_max_s: float
 
     def delays(self, latency_p99_s: float | None) -> bool:
-        """Return whether a notable part of this latency may be the lag."""
         return latency_p99_s is not None and self.lag_p99_s > max(LAG_LIMIT_S, LAG_SHARE * latency_p99_s)
 
     @property
@@ -153,7 +152,6 @@ class LoadGenerator:
         return RunResult(self.outcomes, self._unfinished, was_interrupted, own)
 
     async def _arrive(self, group: asyncio.TaskGroup) -> None:
-        """Begin each conversation at its time, in open loop."""
         for arrival in self._arrivals:
             if not await self._wait_until(arrival.at_s):
                 return

@@ -39,8 +39,6 @@ class Passage(NamedTuple):
 
 
 class Words:
-    """Passages as text."""
-
     def __init__(self, seed: str, tokens_per_word: float = 1.0) -> None:
         self._seed = xxh3_64_intdigest(seed.encode())
         self._tokens_per_word = tokens_per_word

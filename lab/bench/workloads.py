@@ -59,7 +59,6 @@ def replayed(trace: Trace) -> Iterator[Arrival]:
 
 
 def limited(arrivals: Iterable[Arrival], output_tokens: int | None) -> Iterator[Arrival]:
-    """Set the length of all answers, if one is given."""
     if output_tokens is None:
         yield from arrivals
         return

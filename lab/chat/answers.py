@@ -149,7 +149,6 @@ class Page:
         self._has_clock = False
 
     def end(self) -> None:
-        """End the text's last line."""
         self.erase()
         if self.has_text:
             sys.stdout.write("\n")

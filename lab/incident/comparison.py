@@ -24,8 +24,6 @@ SOME_TOKENS = 0.5
 
 
 class Figures(Struct, frozen=True):
-    """One replica's figures in a decision."""
-
     matched_tokens: float
     queued_tokens: float
     busy: int

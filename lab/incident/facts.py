@@ -67,8 +67,6 @@ def facts_of(line: LogLine) -> Iterable[Fact]:
 
 
 class Survey(NamedTuple):
-    """Results of one pass over a recording."""
-
     end_s: float
     sources: dict[str, int]  # replica -> index of its source
     missing: tuple[str, ...]  # replicas of the log whose events are in no source
@@ -99,7 +97,6 @@ def survey(recording: Recording, runs: Sequence[Run], named: Mapping[str, str]) 
 
 
 def status_of(record: Record) -> Status | None:
-    """Return a record's status; None for any other record."""
     if record.kind != "status":
         return None
     try:

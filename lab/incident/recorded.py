@@ -259,7 +259,6 @@ class RecordedRouter(ReplayState):
         return self.decide(question, candidates, policy=policy, seed=decided.lot)
 
     def _take_matches(self, question: Question, others: list[Weighed]) -> None:
-        """Take from the log what these replicas had of the prompt."""
         matched, readable = dict(question.matched), dict(question.readable)
         below = {source: dict(level) for source, level in question.below.items()}
         for one in others:

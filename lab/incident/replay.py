@@ -53,7 +53,6 @@ class IncidentReplay(Struct, kw_only=True):
 
     @property
     def is_same(self) -> bool:
-        """True if at least one decision was compared, and none differs."""
         return self.compared > 0 and not self.differences
 
     @property

@@ -18,8 +18,6 @@ CONFIG = RouterConfig()
 
 
 class ReplicaReplay:
-    """A replica as the router knows it."""
-
     def __init__(self, placement: Placement, name: str, **known: int) -> None:
         """`known`: of its limit and its cache, as in `Placement.add`."""
         self.placement = placement

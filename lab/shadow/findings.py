@@ -17,8 +17,6 @@ MAX_UNNAMED = 8
 
 
 class Run(Struct, frozen=True):
-    """A run of the twin."""
-
     hit_share: float
     prefill_s: float
     ttft_mean_s: float

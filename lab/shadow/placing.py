@@ -64,8 +64,6 @@ class Record(Struct, kw_only=True):
 
 
 class Records:
-    """The newest requests, as many as there is room for."""
-
     def __init__(self, most_requests: int = MAX_REQUESTS, most_blocks: int = MAX_BLOCKS) -> None:
         self.dropped = 0
         self._most_requests = most_requests

@@ -132,7 +132,6 @@ def compared(
     bounds: bool = True,
     on_request: Callable[[], None] = lambda: None,
 ) -> list[Row]:
-    """Simulate each policy, and each bound, on the same arrivals."""
     paced = [jittered(trace, jitter_s, seed) for seed in range(seeds)]
     rows = []
     for policy in policies:

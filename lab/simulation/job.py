@@ -83,7 +83,6 @@ class Job(Struct, eq=False):
 
     @property
     def token_s(self) -> float:
-        """Seconds for each token after the first."""
         return (self.ended_s - self.first_s) / max(1, self.request.output_tokens - 1)
 
     def first_half(self) -> "Job":
@@ -94,7 +93,6 @@ class Job(Struct, eq=False):
 
 
 def jobs_of(trace: Trace, tokens_per_block: int = 1) -> Iterator[Job]:
-    """Jobs for the requests of a trace, in order of arrival."""
     numbers: defaultdict[int, int] = defaultdict(count().__next__)
     for number, request in enumerate(trace.requests):
         ids = array("I", map(numbers.__getitem__, request.blocks))

@@ -102,7 +102,6 @@ def read_trace(path: Path, block_tokens: int | None = None, on_bytes: Callable[[
 
 
 def is_log(path: Path) -> bool:
-    """True for a router's request log, false for any other trace."""
     return any(_is_logged(line) for _, line in islice(numbered_lines(path), 1))
 
 

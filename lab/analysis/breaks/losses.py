@@ -93,8 +93,6 @@ Users: TypeAlias = dict[str, list[Prompt]]  # the prompts of each text
 
 
 class Place(NamedTuple):
-    """A message and everything before it."""
-
     model: str
     before: tuple[Piece, ...]
     role: str

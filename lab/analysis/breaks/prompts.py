@@ -64,7 +64,6 @@ _body = msgspec.json.Decoder(Body)
 
 
 def read_prompts(lines: Iterable[LogLine]) -> Read:
-    """Requests in order of arrival."""
     prompts: list[tuple[float, Prompt]] = []
     known: dict[str, str] = {}  # one copy of each text, as conversations repeat all of theirs
     requests = without_body = without_text = 0
