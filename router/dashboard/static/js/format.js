@@ -66,7 +66,7 @@ export function perSecond(value) {
   return `${value < 10 && value !== 0 ? value.toFixed(value < 1 ? 2 : 1) : compact(Math.round(value))}/s`;
 }
 
-export const plurals = (noun) => `${noun}${/(ch|sh|s)$/.test(noun) ? "es" : "s"}`;
+const plurals = (noun) => `${noun}${/(ch|sh|s)$/.test(noun) ? "es" : "s"}`;
 
 export const plural = (count, noun) => `${whole(count)} ${count === 1 ? noun : plurals(noun)}`;
 
