@@ -178,6 +178,7 @@ async def test_a_replicas_process_is_killed(served: Served) -> None:
     assert pause_s < AROUND_DEATH_S
 
 
+@pytest.mark.grid  # a cut link is a node that is lost without a word
 async def test_a_node_dies(served: Served) -> None:
     cluster = served.cluster
     node, pids = await unblocked(cluster.worker_with_replicas)

@@ -3,40 +3,26 @@
 Nothing may ever fail for a client, and each answer is, byte for byte, that of one replica that nobody disturbs.
 """
 
-import itertools
-import os
 import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
-from replica.disk.record import FileLayout
-from replica.tiers.mover import FORGET_S
-from tests.chaos.routers import RouterProcess, router
-from tests.chaos.tiered import (
-    BLOCK,
-    BLOCK_BYTES,
-    CLIENTS,
-    DISK,
-    Tiered,
-    Undisturbed,
-    answer,
-    answers,
-    cached_tokens,
-    conversations,
-    index_of,
-    text,
-    tiered,
-)
+from replica.process import REPORT_INTERVAL_S
+from tests.chaos.replicas import wait_gone
+from tests.chaos.routers import PORTS, RouterProcess, router, steady_ports, without_chance
 from tests.events.processes import tool, wait_until
 from tests.replica.models import saved
+from tests.replica.natives import Native
+from tests.replica.serving import Replica
 
 pytestmark = [
     pytest.mark.chaos,
@@ -44,9 +30,146 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
 ]
 
-LONG_S = FORGET_S + 30  # a machine that is busy elsewhere may find computing faster for a while
+SECRET = "a secret of the fleet, not a real one"
+CLIENTS = 6
+START_S = 60.0  # of several replicas at once, on a busy machine
+BLOCK = 16
+BLOCK_BYTES = 3 * 2 * 2 * 16 * BLOCK * 4  # layers, keys and values, heads, head size, tokens, float32
+POOL, HOST, DISK = 64, 200, 1200  # blocks: a few prompts, more, and all of them
+GIGABYTE = 10**9
+
+
 SLOW = ("--max-num-batched-tokens", 16)  # in chunks so small that bringing blocks is faster, on any machine
 MOST = ("--num-blocks", 4096, "--host-kv-gb", 0)
+
+
+def gigabytes(blocks: int) -> str:
+    return f"{(blocks + 0.5) * BLOCK_BYTES / GIGABYTE:.9f}"
+
+
+SMALL = (
+    *("--served-model-name", "model", "--num-blocks", POOL, "--max-num-batched-tokens", 64, "--max-num-seqs", 8),
+    *("--events", "--log-level", "info", "--host-kv-gb", gigabytes(HOST)),
+)
+
+
+class Tiered:
+    """A replica that may end and start again. Without a folder it has no disk."""
+
+    def __init__(self, name: str, model: Path, folder: Path | None, *options: object) -> None:
+        self.name, self.model = name, model
+        disk = () if folder is None else ("--disk-kv", folder, "--disk-kv-gb", gigabytes(DISK))
+        port = steady_ports(PORTS)
+        where = ("--port", port, "--events-port", port + 1, "--kv-port", 0, "--replica-name", name)
+        self.options = (*SMALL, *where, *disk, *options)
+        self.begin()
+
+    def begin(self) -> None:
+        self.served = Native(self.model, *self.options, WARMROUTE_KV_SECRET=SECRET)
+
+    def wait_ready(self) -> None:
+        self.served.wait_ready(START_S)
+        self.engine_pid = self.served.engine_pid
+
+    def end(self, number: int = signal.SIGKILL) -> int:
+        status = self.served.end(number)
+        wait_gone(self.engine_pid)
+        return status
+
+    @property
+    def spec(self) -> tuple[str, str]:
+        return "--replica", f"url={self.served.url},name={self.name}"
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of all samples with these labels."""
+        told = self.served.get("/metrics").body.decode()
+        lines = [line for line in told.splitlines() if line.startswith(f"warmroute:{name}{{")]
+        labelled = [f'{label}="{value}"' for label, value in labels.items()]
+        return sum(float(line.split()[-1]) for line in lines if all(label in line for label in labelled))
+
+    def wait_for(self, name: str, more_than: float = 0, **labels: str) -> None:
+        """Wait until the engine, which reports four times a second, says so."""
+        wait_until(lambda: self.metric(name, **labels) > more_than, f"{name} {labels} is above {more_than}")
+
+    def wait_written(self) -> None:
+        """Wait until all that is to come to the disk is there: two reports of the engine say the same."""
+        self.served.wait_idle()
+        pause, before = threading.Event(), -1.0
+        while (now := self.metric("disk_written_blocks_total")) != before:
+            before = now
+            pause.wait(2 * REPORT_INTERVAL_S)
+
+
+@contextmanager
+def tiered(name: str, model: Path, folder: Path | None, *options: object) -> Iterator[Tiered]:
+    made = Tiered(name, model, folder, *options)
+    try:
+        yield made
+    finally:
+        made.served.process.kill()
+        made.served.end(None)
+
+
+def text(seed: object, blocks: int = 20) -> str:
+    """A text of so many blocks, by a tokenizer that takes bytes, and a few tokens more."""
+    chance = random.Random(f"{seed}")
+    return "".join(chance.choices("abcdefghijklmnopqrstuvwxyz ", k=blocks * BLOCK + 5))
+
+
+def conversations(seed: object, count: int) -> list[str]:
+    """The prompts of two turns each, first turns first."""
+    first = [text(f"{seed} {number}") for number in range(count)]
+    return first + [one + text(f"more {number}", 4) for number, one in enumerate(first)]
+
+
+def body(prompt: str) -> dict[str, Any]:
+    return {
+        "model": "model",
+        "prompt": prompt,
+        "max_tokens": 8,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+        "logprobs": 1,
+    }
+
+
+def answer(served: Replica, prompt: str) -> bytes:
+    got = served.post("/v1/completions", body(prompt))
+    assert got.status == 200, got.body
+    return without_chance(got.body)
+
+
+def cached_tokens(served: Replica, prompt: str) -> int:
+    got = served.post("/v1/completions", body(prompt))
+    assert got.status == 200, got.body
+    cached: int = got.json["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return cached
+
+
+def answers(served: Replica, prompts: Iterable[str]) -> list[bytes]:
+    """The answers to all of them, several clients at a time; each is a success."""
+    with ThreadPoolExecutor(CLIENTS) as clients:
+        return list(clients.map(lambda prompt: answer(served, prompt), prompts))
+
+
+class Undisturbed:
+    """The answers of one replica with room for everything."""
+
+    def __init__(self, served: Replica) -> None:
+        self._served = served
+        self._known: dict[str, bytes] = {}
+
+    def __call__(self, prompts: Sequence[str]) -> list[bytes]:
+        new = [prompt for prompt in dict.fromkeys(prompts) if prompt not in self._known]
+        self._known.update(zip(new, answers(self._served, new), strict=True))
+        return [self._known[prompt] for prompt in prompts]
+
+
+def index_of(running: RouterProcess, name: str) -> dict[str, int]:
+    """The blocks of a replica in the router's index, by medium."""
+    blocks: dict[str, int] = running.status_of(name)["index"]["blocks"]
+    return blocks
 
 
 class Site(NamedTuple):
@@ -64,9 +187,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def site(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("kv")
     with (
-        tiered("one", model, folder / "one", *SLOW, ready=False) as one,
-        tiered("two", model, folder / "two", *SLOW, ready=False) as two,
-        tiered("undisturbed", model, None, *MOST, ready=False) as undisturbed,
+        tiered("one", model, folder / "one", *SLOW) as one,
+        tiered("two", model, folder / "two", *SLOW) as two,
+        tiered("undisturbed", model, None, *MOST) as undisturbed,
     ):
         for each in (one, two, undisturbed):
             each.wait_ready()
@@ -193,106 +316,3 @@ def test_a_replica_that_is_killed_under_load_is_warm_when_it_is_back(
     wait_until(lambda: is_exact(front, "one"), "the router follows it again")
     wait_indexed(front, one, "STORAGE")
     one.served.check()
-
-
-def test_a_damaged_disk_costs_no_answer(one: Tiered, undisturbed: Undisturbed) -> None:
-    prompts = conversations("damaged", 6)
-    expected = undisturbed(prompts)
-    assert answers(one.served, prompts) == expected
-    one.wait_written()
-
-    damage(one.file)
-    forget_memory(one)
-    before = one.metric("disk_wrong_reads_total")
-    assert answers(one.served, prompts) == expected
-    one.wait_for("disk_wrong_reads_total", before)
-    assert "a record is torn or damaged" in one.log
-
-    one.wait_written()
-    file = one.file
-    one.end(signal.SIGKILL)
-    damage(file)
-    one.start()
-    assert answers(one.served, prompts) == expected
-    one.wait_for("disk_wrong_reads_total")
-
-    os.truncate(one.file, os.path.getsize(one.file) // 2)
-    forget_memory(one)
-    assert answers(one.served, prompts) == expected
-    one.served.check()
-
-
-def damage(file: Path) -> None:
-    """Turn bits in every page but those of headers, so that each block seems to be there, and none is."""
-    layout = FileLayout(BLOCK, BLOCK_BYTES)
-    chance = random.Random(1)
-    with file.open("r+b") as opened:
-        for slot in range(DISK):
-            place = layout.payload_offset(slot) + chance.randrange(BLOCK_BYTES)
-            opened.seek(place)
-            [byte] = opened.read(1)
-            opened.seek(place)
-            opened.write(bytes([byte ^ 1 + chance.randrange(255)]))
-
-
-def forget_memory(site: Tiered) -> None:
-    """Ask for so much else that neither the cache nor host memory has anything that was there."""
-    chance = random.Random()
-    answers(site.served, [text(chance.random()) for _ in range(14)])
-
-
-# ---- neighbours
-
-
-def branches(seed: object, prefixes: int = 6, each: int = 4) -> list[str]:
-    """Prompts that share prefixes in groups; the first ones are one of each group."""
-    return [text(f"{seed} {number}") + text(f"{branch}", 3) for branch in range(each) for number in range(prefixes)]
-
-
-def endpoint_of(source: Tiered) -> str:
-    endpoint: str = source.served.load()["kv_read"]
-    return endpoint
-
-
-def warm_for_router(front: RouterProcess, source: Tiered, prompts: list[str]) -> None:
-    """Let the source have these prompts, and the router know."""
-    answers(source.served, prompts)
-    wait_until(lambda: is_exact(front, source.name), "the router follows the source")
-
-    def is_known() -> bool:
-        explained = [front.post("/explain", {"model": "model", "prompt": prompt}).json for prompt in prompts]
-        return all(explained[number]["hits"][source.name] for number in range(len(prompts)))
-
-    wait_until(is_known, "the router knows what the source has")
-
-
-@pytest.mark.timeout(300)
-def test_a_source_that_is_killed_in_the_middle_costs_no_answer(
-    front: RouterProcess, one: Tiered, two: Tiered, undisturbed: Undisturbed
-) -> None:
-    endpoint = endpoint_of(one)
-
-    def blocks_read() -> float:
-        return two.metric("neighbour_blocks_total", direction="pulled")
-
-    def is_broken_off(seed: str) -> bool:
-        prompts = branches(seed)
-        expected = undisturbed(prompts)
-        warm_for_router(front, one, prompts[:6])
-        before = blocks_read()
-        with loading(front, prompts) as asked:
-            wait_until(lambda: blocks_read() > before or all(each.done() for each in asked), "blocks are read")
-            if is_read := blocks_read() > before:
-                one.end(signal.SIGKILL)
-                one.begin()
-        assert [each.result() for each in asked] == expected
-        return is_read
-
-    numbers = itertools.count()
-    wait_until(lambda: is_broken_off(f"killed {next(numbers)}"), "a pull is broken off", LONG_S)
-    one.wait_ready()
-    assert endpoint_of(one) != endpoint
-    two.served.check()
-
-
-# ---- with default settings

@@ -1,6 +1,6 @@
-"""A thousand replicas come and go under new names: the router keeps nothing about departed ones.
+"""Hundreds of replicas come and go under new names: the router keeps nothing about departed ones.
 
-WARMROUTE_CHURN_CYCLES sets the number of replicas (800 by default).
+WARMROUTE_CHURN_CYCLES sets the number of replicas (400 by default).
 """
 
 import asyncio
@@ -8,7 +8,7 @@ import gc
 import os
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from tests.chaos.routers import Fleet, events_in, fleet, front, http_client, por
 from tests.replica.serving import MODEL
 from tests.router.loopback import Reply, Request, serving, until
 
-CYCLES = int(os.environ.get("WARMROUTE_CHURN_CYCLES", "800"))
+CYCLES = int(os.environ.get("WARMROUTE_CHURN_CYCLES", "400"))
 pytestmark = [
     pytest.mark.chaos,
     pytest.mark.timeout(60 + CYCLES / 5),
@@ -186,32 +186,15 @@ async def test_nothing_is_kept_of_replicas_that_have_gone() -> None:
         assert churn.highest_slot < 2 * AT_ONCE, "slots of the index are not reused"
 
 
-# ---- the negative controls
+# ---- the negative control
 
 
-def leave_a_task(kept: list[Any], upkeep: Upkeep, name: str) -> None:  # noqa: ARG001
-    kept.append(asyncio.create_task(asyncio.sleep(3600), name=name))
-
-
-def leave_what_it_held(kept: list[Any], upkeep: Upkeep, name: str) -> None:
-    kept.append({str(number): name for number in range(upkeep.members.by_name[name].slot + 50)})
-
-
-@pytest.mark.parametrize(
-    ("leave", "seen"),
-    [
-        (leave_a_task, "tasks leaked"),
-        (leave_what_it_held, "blocks of memory leaked"),
-    ],
-)
-async def test_what_is_left_of_each_replica_would_be_seen(
-    leave: Callable[[list[Any], Upkeep, str], None], seen: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_is_left_of_each_replica_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[Any] = []
     remove = Upkeep._remove
 
     def removed(upkeep: Upkeep, name: str) -> None:
-        leave(kept, upkeep, name)
+        kept.append({str(number): name for number in range(upkeep.members.by_name[name].slot + 50)})
         remove(upkeep, name)
 
     async with churning() as churn:
@@ -220,8 +203,5 @@ async def test_what_is_left_of_each_replica_would_be_seen(
         monkeypatch.setattr(Upkeep, "_remove", removed)
         await churn.run(5 * AT_ONCE)
         after = await churn.holds()
-        with pytest.raises(AssertionError, match=seen):
+        with pytest.raises(AssertionError, match="blocks of memory leaked"):
             after.check_against(before)
-        for one in kept:
-            if isinstance(one, asyncio.Task):
-                one.cancel()

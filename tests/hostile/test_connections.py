@@ -185,7 +185,9 @@ async def test_a_client_that_never_reads_takes_bounded_memory(both: dict[str, Re
     await asyncio.to_thread(both["replica"].wait_idle)
 
 
-@pytest.mark.parametrize("declared", [True, False], ids=["declared", "chunked"])
+@pytest.mark.parametrize(
+    ("server", "declared"), [("router", True), ("replica", False)], ids=["declared", "chunked"], indirect=["server"]
+)
 async def test_a_gigabyte_is_refused_and_not_kept(server: Replica, declared: bool) -> None:
     piece = b"x" * MEGABYTE
     framing = f"content-length: {GIGABYTE}" if declared else "transfer-encoding: chunked"

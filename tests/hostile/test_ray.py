@@ -115,6 +115,7 @@ def new_ray(running: Up, before: list[int]) -> list[int]:
     return [pid for pid in Victims(running).of("gcs/gcs_server ") if pid not in before]
 
 
+@pytest.mark.grid
 def test_a_ray_that_cannot_start_again_is_the_end_after_some_tries() -> None:
     with up("--simulated", "--replicas", "1") as running:
         everything = family(running.process.pid)
