@@ -1,7 +1,6 @@
 """Requests that wait for replicas: their cost, the requests that they delay, and their final answers."""
 
 import asyncio
-import errno
 from contextlib import AsyncExitStack
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -31,7 +30,6 @@ from tests.router.scripted import (
 )
 
 EMBEDDINGS = "/v1/embeddings"
-MAX_TRIES = 8  # of each request within a second: after 0.1, 0.2, 0.4 s, ...
 
 
 async def asked(stack: AsyncExitStack, running: Served, count: int, model: str = MODEL, **fields: Any) -> list[Client]:
@@ -39,26 +37,6 @@ async def asked(stack: AsyncExitStack, running: Served, count: int, model: str =
     for client in clients:
         client.send("POST", CHAT, chat("hi", **fields) | {"model": model})
     return clients
-
-
-async def test_a_router_without_file_descriptors_does_not_try_again_without_a_pause(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    tries = 0
-
-    async def none_left(*_: object, **__: object) -> NoReturn:
-        nonlocal tries
-        tries += 1
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    async with served(named("a"), queue_timeout_s=1.0) as running, AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(connect(running.port)) for _ in range(10)]
-        monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", none_left)
-        for client in clients:
-            client.send("POST", CHAT, chat("hi"))
-        assert {answer.status for answer in await asyncio.gather(*(one.answer() for one in clients))} == {503}
-        monkeypatch.undo()
-    assert 10 < tries <= 10 * MAX_TRIES
 
 
 async def test_a_full_replica_beside_one_for_shorter_prompts_is_not_asked_without_end() -> None:
@@ -88,29 +66,6 @@ async def test_requests_for_an_absent_model_take_at_most_half_of_the_queue() -> 
         others = await asked(stack, running, 3, "live")
         assert [(await client.answer()).json for client in others] == ["live"] * 3
         assert {(await client.answer()).status for client in crowd} == {503}
-
-
-async def test_a_stream_that_lost_its_replica_goes_before_requests_that_have_nothing_yet() -> None:
-    calls: list[Call] = []
-
-    async def begins(call: Call) -> None:
-        calls.append(call)
-        call.begin_frames()
-        call.frame(event("one "), 5)
-        await call.left()
-
-    limits: dict[str, Any] = {"replica_limit": 1, "queue_size": 1, "queue_timeout_s": 5.0}
-    async with served(Scripted("a", begins, native=True), **limits) as running, AsyncExitStack() as stack:
-        [stream] = await asked(stack, running, 1, stream=True)
-        await stream.head()
-        await stream.chunk()
-        [newcomer] = await asked(stack, running, 1)
-        await until(lambda: len(running.router.waiting) == 1, "the request waits")
-        running.member("a").health.drain()
-        calls[-1].reset()  # a stalled machine may have made the router ask again
-        assert (await newcomer.answer()).status in (429, 503)
-        assert len(running.router.waiting) == 1, "the stream keeps its place in the queue"
-        stream.leave()
 
 
 async def test_a_prompt_is_made_again_if_the_model_comes_back_with_another_tokenizer() -> None:
@@ -205,40 +160,6 @@ async def test_what_is_passed_on_waits_where_only_replicas_of_other_models_are_b
         client.leave()
 
 
-@pytest.mark.parametrize("model", [{"model": MODEL}, {}])
-async def test_what_is_passed_on_waits_for_room_like_a_chat(model: dict[str, str]) -> None:
-    calls: list[Call] = []
-    async with (
-        served(Scripted("a", calls.append), replica_limit=1) as running,
-        connect(running.port) as first,
-        connect(running.port) as second,
-    ):
-        first.send("POST", EMBEDDINGS, {**model, "input": "1"})
-        await until(lambda: len(calls) == 1, "one is there")
-        second.send("POST", EMBEDDINGS, {**model, "input": "2"})
-        await until(lambda: len(running.router.waiting) == 1, "the other waits")
-        calls[0].answer(b'"1"')
-        assert (await first.answer()).json == "1"
-        await until(lambda: len(calls) == 2, "there is room")
-        calls[1].answer(b'"2"')
-        assert (await second.answer()).json == "2"
-        assert not running.router.waiting
-        await running.idle()
-
-
-async def test_what_is_passed_on_and_waits_in_vain_is_refused_like_a_chat() -> None:
-    async with (
-        served(Scripted("a", silent), replica_limit=1, queue_timeout_s=0.5) as running,
-        connect(running.port) as first,
-        connect(running.port) as second,
-    ):
-        first.send("POST", EMBEDDINGS, {"input": "1"})
-        await until(lambda: running.member("a").candidate.in_flight, "one is there")
-        answer = await second.post(EMBEDDINGS, {"input": "2"})
-        assert (answer.status, answer.error["code"]) == (429, "queue_full")
-        first.leave()
-
-
 @pytest.mark.parametrize(("path", "body"), [(EMBEDDINGS, {}), (CHAT, chat("hi"))])
 async def test_one_replica_is_tried_even_if_every_breaker_is_open(path: str, body: dict[str, Any]) -> None:
     async with served(named("a"), named("b")) as running, connect(running.port) as client:
@@ -248,13 +169,6 @@ async def test_one_replica_is_tried_even_if_every_breaker_is_open(path: str, bod
             assert member.candidate.unavailable is not None and member.candidate.may_try_anyway
         answer = await client.post(path, body)
         assert (answer.status, answer.json in ("a", "b")) == (200, True)
-
-
-async def test_requests_without_a_replica_are_refused_at_once() -> None:
-    async with served() as running, connect(running.port) as client:
-        answer = await client.post(EMBEDDINGS, {"input": "1"})
-        assert (answer.status, answer.error["code"]) == (503, "no_replica")
-        await running.idle()
 
 
 async def test_a_mistake_of_ours_is_not_said_to_be_the_clients(monkeypatch: pytest.MonkeyPatch) -> None:
