@@ -1,6 +1,6 @@
-"""Hundreds of replicas come and go under new names: the router keeps nothing about departed ones.
+"""A thousand replicas come and go under new names: the router keeps nothing about departed ones.
 
-WARMROUTE_CHURN_CYCLES sets the number of replicas (400 by default).
+WARMROUTE_CHURN_CYCLES sets the number of replicas (800 by default).
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from tests.chaos.routers import Fleet, events_in, fleet, front, http_client, por
 from tests.replica.serving import MODEL
 from tests.router.loopback import Reply, Request, serving, until
 
-CYCLES = int(os.environ.get("WARMROUTE_CHURN_CYCLES", "400"))
+CYCLES = int(os.environ.get("WARMROUTE_CHURN_CYCLES", "800"))
 pytestmark = [
     pytest.mark.chaos,
     pytest.mark.timeout(60 + CYCLES / 5),
