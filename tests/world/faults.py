@@ -185,17 +185,20 @@ class Faults:
         """The router's network is cut: nobody is heard, which is nobody's fault."""
         began_s = replica.loop.time()
         with self._with_others(replica) as those:
-            await self._silence([*those, self._spared], self._chance.choice((0.5, LONG_S)))
+            await self._silence([*those, self._spared], self._chance.choice((0.5, LONG_S, LONG_S)), losing=1.0)
         self.outages.append((began_s, replica.loop.time()))
 
-    async def _silence(self, replicas: list[ScriptedReplica], seconds: float) -> None:
-        """Let no packet from or to them pass. After a while, whatever is between may have forgotten connections."""
+    async def _silence(self, replicas: list[ScriptedReplica], seconds: float, losing: float = 0.5) -> None:
+        """Let no packet from or to them pass. After a while, whatever is between may have forgotten connections.
+
+        `losing`: how likely that is.
+        """
         names = ", ".join(one.name for one in replicas)
         self._say("world", f"no packet from or to {names}")
         for one in replicas:
             one.host.silence()
         await asyncio.sleep(seconds)
-        loses = seconds >= LONG_S and self._chance.random() < 0.5
+        loses = seconds >= LONG_S and self._chance.random() < losing
         share = self._chance.choice((0.5, 1.0))
         lost = sum(one.host.lose(self._chance, share) for one in replicas) if loses else 0
         for one in replicas:
