@@ -99,20 +99,15 @@ class Mirror:
         if blocks == 1:
             new = {hashes[0]: (parent, packed, extras[0] if extras else None, self._context)}
         else:
-            new = self._split(event, packed)
+            new, stride = {}, event.block_size * TOKEN_BYTES
+            for index, block_hash in enumerate(hashes):
+                tokens = packed[index * stride : (index + 1) * stride]
+                new[block_hash] = (parent, tokens, extras[index] if extras else None, self._context)
+                parent = block_hash
         for block_hash in new:
             if block_hash not in pool.blocks:
                 pool.xor ^= low64(block_hash)
         pool.blocks.update(new)
-
-    def _split(self, event: BlockStored, packed: bytes) -> dict[Hash, MirroredBlock]:
-        stride, parent, extras = event.block_size * TOKEN_BYTES, event.parent_block_hash, event.extra_keys
-        new: dict[Hash, MirroredBlock] = {}
-        for index, block_hash in enumerate(event.block_hashes):
-            tokens = packed[index * stride : (index + 1) * stride]
-            new[block_hash] = (parent, tokens, extras[index] if extras else None, self._context)
-            parent = block_hash
-        return new
 
     def _pool(self, medium: str | None, group: int | None) -> MirrorPool:
         pool = self._pools.get((medium, group))
@@ -138,7 +133,12 @@ class Mirror:
                         starts.append(followers[0])
                         break
                     run.append(followers[0])
-                yield _run(run, [blocks[block_hash] for block_hash in run])
+                held = [blocks[block_hash] for block_hash in run]
+                packed = b"".join(block[1] for block in held)
+                tokens = struct.unpack(f"<{len(packed) // TOKEN_BYTES}I", packed)
+                extras = [block[2] for block in held]
+                common = dict(zip(CONTEXT_FIELDS, context, strict=True))
+                yield BlockStored(run, held[0][0], tokens, extra_keys=extras if any(extras) else None, **common)
 
     def snapshot(self, ts: float) -> list[bytes]:
         """The same as encoded batches of about SNAPSHOT_BATCH_BLOCKS blocks."""
@@ -153,11 +153,3 @@ class Mirror:
                 batches.append(encode_batch(EventBatch(ts, events)))
                 events, blocks, tokens = [], 0, 0
         return [*batches, encode_batch(EventBatch(ts, events))] if events else batches
-
-
-def _run(hashes: list[Hash], blocks: list[MirroredBlock]) -> BlockStored:
-    packed = b"".join(block[1] for block in blocks)
-    tokens = struct.unpack(f"<{len(packed) // TOKEN_BYTES}I", packed)
-    extras = [block[2] for block in blocks]
-    common = dict(zip(CONTEXT_FIELDS, blocks[0][3], strict=True))
-    return BlockStored(hashes, blocks[0][0], tokens, extra_keys=extras if any(extras) else None, **common)

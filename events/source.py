@@ -43,7 +43,6 @@ class Source(Struct, frozen=True):
         return self.snapshot is not None
 
     def check(self) -> None:
-        """Refuse a source that cannot be followed."""
         for field in ("events", "replay", "status", "snapshot"):
             endpoint = getattr(self, field)
             if endpoint is not None and not can_connect(endpoint):
@@ -101,7 +100,6 @@ class Record(Struct, array_like=True, frozen=True):
 
     @property
     def seq(self) -> int | None:
-        """The sequence number of a live batch."""
         if self.kind != "events" or len(self.frames) != 3 or len(self.frames[1]) != 8:
             return None
         return int.from_bytes(self.frames[1], "big")

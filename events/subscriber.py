@@ -135,22 +135,19 @@ class _Sockets:
         self._doubt: str | None = None  # why all is to be asked for again then
         self._stood_still = False  # the stream is to be told
         try:
-            self._open()
+            self._link(
+                "events",
+                source.events,
+                partial(self._receive, "events"),
+                topic=source.topic.encode(),
+                connected=partial(self._changed, "connected"),
+                lost=partial(self._changed, "disconnected"),
+            )
+            if source.status is not None:
+                self._link("status", source.status, partial(self._receive, "status"), topic=b"")
         except BaseException:
             self.close()
             raise
-
-    def _open(self) -> None:
-        self._link(
-            "events",
-            self._source.events,
-            partial(self._receive, "events"),
-            topic=self._source.topic.encode(),
-            connected=partial(self._changed, "connected"),
-            lost=partial(self._changed, "disconnected"),
-        )
-        if self._source.status is not None:
-            self._link("status", self._source.status, partial(self._receive, "status"), topic=b"")
 
     def _link(
         self,
@@ -296,12 +293,10 @@ class _Sockets:
         return self._feed.view.stream.exact
 
     def tick_late(self) -> None:
-        """Note that this process stood still."""
         self._stood_still = True
         self.tick()
 
     def tick(self) -> None:
-        """Time passes."""
         for link in list(self._links.values()):
             link.tick()
         if not self._closed and not self._must_wait:

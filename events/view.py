@@ -55,7 +55,6 @@ class CacheView:
 
     @property
     def inexact(self) -> str | None:
-        """Why the view may differ from the replica's cache; None while it is exact."""
         if self.resolver.inexact is not None:
             return self.resolver.inexact
         if self._rest is not None:

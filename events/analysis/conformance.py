@@ -1,10 +1,8 @@
 """Grades a stream against docs/wire.md, without a socket: messages in, findings out.
 
-Live messages and replies are given in the order of their arrival; content is judged in the order of sequence numbers.
-So batches wait until the first replay has ended, and at a gap until the replay of the missing ones has.
+Messages are given in the order of their arrival, and batches once more in the order in which a view has applied them.
 """
 
-import sys
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
@@ -14,7 +12,6 @@ from events.analysis import points
 from events.analysis.history import History
 from events.messages import END_SEQ, BadBatch, BlockRemoved, BlockStored, Decoder, RejectedEvent, UnknownEvent
 
-MAX_WAITING_BATCHES = 20_000
 REMEMBERED_BATCHES = 200_000
 
 State = Literal["pass", "fail", "not seen"]
@@ -35,8 +32,6 @@ class _Grade(Struct):
 
 
 class _Replay(Struct):
-    """A replay under way."""
-
     start: int | None  # None: not known, in a recording
     newest: int | None  # the last live number when it was asked for
     first: int | None = None
@@ -54,14 +49,10 @@ class Conformance:
         self._topic: bytes | None = None
         self._replay_frames: int | None = None
         self._begin()
+        self.forget()
 
     def _begin(self) -> None:
         """A new incarnation."""
-        self._history = History()
-        self._decoder = Decoder()
-        self._next: int | None = None
-        self._synchronized = not self.can_replay
-        self._waiting: dict[int, bytes] = {}
         self._digests: dict[int, int] = {}
         self._first_live: int | None = None
         self._last_live: int | None = None
@@ -74,7 +65,7 @@ class Conformance:
     def replaying(self) -> bool:
         return self._replay is not None
 
-    # ---- facts
+    # ---- messages
 
     def live(self, frames: list[bytes]) -> None:
         self.messages += 1
@@ -84,35 +75,52 @@ class Conformance:
         for point, check in points.LIVE_CHECKS.items():
             self._grade(point, check(frames, self._topic or b""), where)
         if points.sequence_frame(frames, b"") is points.OK:
-            seq = int.from_bytes(frames[1], "big")
-            if self._in_order(seq, frames[2]):
-                self._take(seq, frames[2])
+            self._order(int.from_bytes(frames[1], "big"), frames[2])
+
+    def _order(self, seq: int, payload: bytes) -> None:
+        """Grade the sequence number of a live batch."""
+        last, first = self._last_live, self._first_live
+        if last is None or first is None or seq > last:
+            self._last_live = seq
+            self._first_live = seq if first is None else first
+            self._grade("sequence in order", points.SKIP if last is None else points.OK)
+            self._confirm()
+            self._compare(seq, payload)
+            return
+        known = self._digests.get(seq)
+        if known == xxh3_64_intdigest(payload):
+            self._grade("sequence in order", f"batch {seq} came again after {last}")
+        elif known is None and seq > first:
+            self._grade("sequence in order", f"batch {seq} came after {last}")
+        else:
+            self.notes.append(f"a restart: the sequence went back from {last} to {seq} with other content")
+            self._begin()
+            self._order(seq, payload)
 
     def replay_asked(self, start: int | None) -> None:
         self._replay = _Replay(start, self._last_live)
 
-    def replayed(self, frames: list[bytes]) -> bool:
-        """One message of the replay socket; true if it ended the replay."""
-        if self._replay is None:
-            self.replay_asked(None)
+    def replayed(self, frames: list[bytes]) -> None:
+        """One message of the replay socket."""
+        replay = self._replay = self._replay or _Replay(None, self._last_live)
         verdict = self._layout(frames)
         self._grade("replay layout", verdict)
         if verdict is not points.OK:
-            return False
+            return
         if frames[-2] == END_SEQ:
-            self._end_replay()
-            return True
+            self._grade("replay ends", points.OK)
+            self._suspect("replay honours start", self._honoured(replay))
+            if replay.first is not None and replay.last is not None:
+                self._buffered = (replay.first, replay.last)
+            self._replay = None
+            return
         self.messages += 1
         seq, payload = int.from_bytes(frames[-2], "big"), frames[-1]
-        replay = self._replay
-        assert replay is not None
         if replay.last is not None:
             self._grade("replay in order", points.OK if seq == replay.last + 1 else f"batch {seq} after {replay.last}")
         replay.first = seq if replay.first is None else replay.first
         replay.last = seq
         self._compare(seq, payload)
-        self._take(seq, payload)
-        return False
 
     def replay_silent(self) -> None:
         """The replay socket does not answer, or stopped before the end marker."""
@@ -121,49 +129,6 @@ class Conformance:
         self._grade("replay ends", f"asked for batches from {replay.start or 0}: {got}, and no end marker")
         self.can_replay = False
         self._replay = None
-        self._synchronized = True
-        self._release(sys.maxsize)
-
-    # ---- the result
-
-    def findings(self) -> list[Finding]:
-        """Judge the remaining checks, and return the grade of each point."""
-        self._synchronized = True
-        self._confirm()
-        self._release(sys.maxsize)
-        return [
-            Finding(
-                point,
-                "fail" if grade.failed else "pass" if grade.checked else "not seen",
-                grade.checked,
-                grade.failed,
-                grade.example,
-            )
-            for point, grade in zip(points.POINTS, self._grades.values(), strict=True)
-        ]
-
-    # ---- order
-
-    def _in_order(self, seq: int, payload: bytes) -> bool:
-        """Grade the sequence number of a live batch; return False if the batch is to be ignored."""
-        last, first = self._last_live, self._first_live
-        if last is None or first is None or seq > last:
-            self._last_live = seq
-            self._first_live = seq if first is None else first
-            self._grade("sequence in order", points.SKIP if last is None else points.OK)
-            self._confirm()
-            self._compare(seq, payload)
-            return True
-        known = self._digests.get(seq)
-        if known == xxh3_64_intdigest(payload):
-            self._grade("sequence in order", f"batch {seq} came again after {last}")
-            return False
-        if known is None and seq > first:
-            self._grade("sequence in order", f"batch {seq} came after {last}")
-            return True
-        self.notes.append(f"a restart: the sequence went back from {last} to {seq} with other content")
-        self._begin()
-        return self._in_order(seq, payload)
 
     def _compare(self, seq: int, payload: bytes) -> None:
         """The same number, live and replayed, is the same batch."""
@@ -179,36 +144,6 @@ class Conformance:
             )
         if len(self._digests) > REMEMBERED_BATCHES:
             del self._digests[next(iter(self._digests))]
-
-    def _take(self, seq: int, payload: bytes) -> None:
-        if self._next is not None and seq < self._next:
-            return
-        self._waiting.setdefault(seq, payload)
-        if not self.can_replay or len(self._waiting) > MAX_WAITING_BATCHES:
-            self._release(sys.maxsize)
-        elif self._synchronized:
-            self._release(-1)
-
-    def _release(self, up_to: int) -> None:
-        """Judge the next batches; holes before `up_to` are final."""
-        while self._waiting:
-            seq = min(self._waiting) if self._next not in self._waiting else self._next
-            assert seq is not None
-            if self._next is None:
-                self._history.complete = seq == 0
-            elif seq > self._next:
-                if seq > up_to:
-                    return
-                missing = f"batch {seq - 1}" if seq - self._next == 1 else f"batches {self._next} to {seq - 1}"
-                how = "live or replayed" if self.can_replay else "and there is no replay socket to ask"
-                self._grade("sequence without holes", f"{missing} never came, {how}")
-                self._history.complete = False
-            else:
-                self._grade("sequence without holes", points.OK)
-            self._next = seq + 1
-            self._judge(seq, self._waiting.pop(seq))
-
-    # ---- replay
 
     def _layout(self, frames: list[bytes]) -> points.Verdict:
         sizes = [len(frame) for frame in frames]
@@ -226,17 +161,6 @@ class Conformance:
         if len(frames) == 4 and self._topic is not None and frames[1] != self._topic:
             return f"the reply's topic is {frames[1]!r}, live it is {self._topic!r}"
         return points.OK
-
-    def _end_replay(self) -> None:
-        replay = self._replay
-        assert replay is not None
-        self._grade("replay ends", points.OK)
-        self._suspect("replay honours start", self._honoured(replay))
-        if replay.first is not None and replay.last is not None:
-            self._buffered = (replay.first, replay.last)
-        self._replay = None
-        self._synchronized = True
-        self._release(-1 if replay.newest is None else replay.newest)
 
     def _honoured(self, replay: _Replay) -> points.Verdict:
         start, first, newest = replay.start, replay.first, replay.newest
@@ -260,7 +184,24 @@ class Conformance:
 
     # ---- content
 
-    def _judge(self, seq: int, payload: bytes) -> None:
+    def forget(self) -> None:
+        """The view begins anew, with the next batch."""
+        self._history = History()
+        self._decoder = Decoder()
+        self._next: int | None = None
+
+    def applied(self, seq: int, payload: bytes) -> None:
+        """Judge the next batch; those that the view left out came neither live nor replayed."""
+        if self._next is None:
+            self._history.complete = seq == 0
+        elif seq > self._next:
+            missing = f"batch {seq - 1}" if seq - self._next == 1 else f"batches {self._next} to {seq - 1}"
+            how = "live or replayed" if self.can_replay else "and there is no replay socket to ask"
+            self._grade("sequence without holes", f"{missing} never came, {how}")
+            self._history.complete = False
+        else:
+            self._grade("sequence without holes", points.OK)
+        self._next = seq + 1
         where = f"batch {seq}"
         fields_before = self._decoder.unknown_fields.copy()
         try:
@@ -274,7 +215,8 @@ class Conformance:
         self._grade("known fields", f"field {next(iter(strange))}" if strange else points.OK, where)
         for point, check in points.BATCH_CHECKS.items():
             self._grade(point, check(self._history, batch), where)
-        self._history.add_batch(batch)
+        self._history.ts, self._history.rank = batch.ts, batch.data_parallel_rank
+        self._history.batches += 1
         self.batches += 1
         self.events += len(batch.events)
         for event in batch.events:
@@ -286,6 +228,22 @@ class Conformance:
             elif isinstance(event, RejectedEvent | UnknownEvent):
                 self._history.complete = False
             self._history.add(event)
+
+    # ---- grades
+
+    def findings(self) -> list[Finding]:
+        """Judge the remaining checks, and return the grade of each point."""
+        self._confirm()
+        return [
+            Finding(
+                point,
+                "fail" if grade.failed else "pass" if grade.checked else "not seen",
+                grade.checked,
+                grade.failed,
+                grade.example,
+            )
+            for point, grade in zip(points.POINTS, self._grades.values(), strict=True)
+        ]
 
     def _suspect(self, point: str, verdict: points.Verdict, where: str | None = None) -> None:
         if verdict in (points.OK, points.SKIP):

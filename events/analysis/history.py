@@ -4,7 +4,7 @@ from collections import Counter
 
 from events.cache.extras import chain_keys, chain_root
 from events.cache.groups import FULL, RULES
-from events.messages import REMOTE, AllBlocksCleared, BlockRemoved, BlockStored, Event, EventBatch, Hash
+from events.messages import REMOTE, AllBlocksCleared, BlockRemoved, BlockStored, Event, Hash
 
 
 class Group:
@@ -42,11 +42,6 @@ class History:
         if event.parent_block_hash is not None:
             parent = self.group(event).key_of.get(event.parent_block_hash)
         return None if parent is None else chain_keys(event, parent)
-
-    def add_batch(self, batch: EventBatch) -> None:
-        self.ts = batch.ts
-        self.rank = batch.data_parallel_rank
-        self.batches += 1
 
     def add(self, event: Event) -> None:
         if isinstance(event, BlockStored):

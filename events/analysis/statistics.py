@@ -223,7 +223,6 @@ class Statistics:
 
 
 def resident(tree: Tree, replica: str) -> list[Held]:
-    """Blocks and tokens by medium."""
     held: dict[str, Held] = {}
     for node in tree.nodes.values():
         for medium in {holder.medium for holder in node.held if holder.replica == replica}:

@@ -22,7 +22,7 @@ from events.blocks import TOKEN_BYTES, ExtraKey
 from events.cache.changes import Change, Cleared, Removed, Stored
 from events.cache.extras import block_extras, chain_salt, packed_tokens
 from events.cache.resolver import Resolver
-from events.messages import BlockStored, decode_tokens
+from events.messages import decode_tokens
 
 
 class Holder(NamedTuple):
@@ -88,7 +88,6 @@ class Tree:
             self._prune(node)
 
     def forget(self, replica: str) -> None:
-        """The replica holds nothing any more."""
         loose = []
         for node in self.nodes.values():
             if any(holder.replica == replica for holder in node.held):
@@ -122,19 +121,20 @@ class Tree:
         if parent is None:
             root = Namespace(event.lora_name, chain_salt(event), event.block_size)
             parent = self._add(change.parent_key, None, at_s, root if event.parent_block_hash is None else None)
-        packed = _packed_blocks(event, len(change.chain))
+        stride = event.block_size * TOKEN_BYTES
+        packed = packed_tokens(event) or b""  # none only from a native replica, whose tokens the resolver does not read
+        if len(packed) != stride * len(change.chain):
+            packed = b""
         extras = block_extras(event) or {}
         nodes = []
         for index, key in enumerate(change.chain):
             node = self.nodes.get(key)
-            if node is None:
-                parent.forks += bool(parent.children)
-                node = self._add(key, parent, at_s)
-                node.packed, node.extras = packed[index], tuple(extras.get(index, ()))
-            elif node.detached and node not in ancestors(parent):
-                node.parent = parent
-                parent.children[key] = node
-                node.packed, node.extras = packed[index], tuple(extras.get(index, ()))
+            if node is None or (node.detached and node not in ancestors(parent)):
+                if node is None:
+                    parent.forks += bool(parent.children)
+                    node = self._add(key, parent, at_s)
+                node.parent, parent.children[key] = parent, node
+                node.packed, node.extras = packed[index * stride : (index + 1) * stride], tuple(extras.get(index, ()))
             node.last_event_s = at_s
             nodes.append(node)
             parent = node
@@ -207,7 +207,6 @@ def media(node: Node, replica: str) -> list[str]:
 
 
 def ancestors(node: Node) -> Iterator[Node]:
-    """The node itself, its parent, and so on to the top."""
     above: Node | None = node
     while above is not None:
         yield above
@@ -221,15 +220,6 @@ def subtree(top: Node) -> Iterator[Node]:
         node = pending.pop()
         yield node
         pending += reversed(node.children.values())
-
-
-def _packed_blocks(event: BlockStored, blocks: int) -> list[bytes]:
-    """The packed tokens of each block; empty where they are not those of so many blocks."""
-    stride = event.block_size * TOKEN_BYTES
-    packed = packed_tokens(event) or b""  # none only from a native replica, whose tokens the resolver does not read
-    if len(packed) != stride * blocks:
-        return [b""] * blocks
-    return [packed[start : start + stride] for start in range(0, len(packed), stride)]
 
 
 class Run(NamedTuple):
@@ -275,14 +265,6 @@ class Size(NamedTuple):
     uses: int
 
 
-class Placed(NamedTuple):
-    """A run with the blocks and tokens of its prompt that stand before it."""
-
-    run: Run
-    blocks_before: int
-    tokens_before: int
-
-
 class HotPrefix(NamedTuple):
     """A trunk, the length of the prefix that ends with it, and the prefill that sharing the trunk has saved.
 
@@ -312,19 +294,18 @@ def runs_below(node: Node, sizes: dict[int, Size]) -> list[Run]:
     return [run_from(child) for child in children]
 
 
-def all_runs(tree: Tree) -> Iterator[Placed]:
-    """Every run of the tree, parents before children."""
+def all_runs(tree: Tree) -> Iterator[tuple[Run, int, int]]:
+    """Every run, parents before children, with the blocks and tokens of its prompt that stand before it."""
     pending = [(child, 0, 0) for top in tree.tops() for child in top.children.values()]
     while pending:
         node, blocks, tokens = pending.pop()
         run = run_from(node)
-        yield Placed(run, blocks, tokens)
+        yield run, blocks, tokens
         blocks, tokens = blocks + run.blocks, tokens + run.tokens
         pending += [(child, blocks, tokens) for child in run.last.children.values()]
 
 
 def sizes(tree: Tree) -> dict[int, Size]:
-    """The size of every node's subtree by its key."""
     found: dict[int, Size] = {}
     for top in tree.tops():
         for node in reversed(list(subtree(top))):

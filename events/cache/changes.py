@@ -36,8 +36,6 @@ class Removed(NamedTuple):
 
 
 class Held(NamedTuple):
-    """The keys of one pool."""
-
     medium: str
     group: int
     keys: set[int]
@@ -62,7 +60,6 @@ class RecentChanges:
         self._blocks = 0
 
     def add(self, keys: list[int], *, stored: bool) -> None:
-        """Remember a change; forget the oldest ones."""
         if not keys:
             return
         self.latest += 1
@@ -72,7 +69,6 @@ class RecentChanges:
             self._blocks -= len(self._changes.popleft()[2])
 
     def reset(self) -> None:
-        """Begin anew: the whole cache has changed."""
         self.resets += 1
         self._changes.clear()
         self._blocks = 0

@@ -37,7 +37,6 @@ def chain_root(event: BlockStored, model: str, block_size: int | None = None) ->
 
 
 def chain_keys(event: BlockStored, parent_key: int) -> list[int] | None:
-    """The keys of the event's blocks, or None if its tokens cannot be paired with its hashes."""
     pairs = has_pairs(event)
     try:
         packed = b"" if pairs else pack_tokens(event.token_ids)  # type: ignore[arg-type]
@@ -99,7 +98,6 @@ def unit_keys(event: BlockStored, parent_key: int, unit: int) -> list[int] | Non
 
 
 def block_of(event: BlockStored, index: int) -> BlockStored:
-    """One block of an event."""
     here, size = slice(index, index + 1), event.block_size
     return replace(
         event,

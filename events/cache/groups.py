@@ -79,13 +79,10 @@ class Layout(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """True if every group keeps whole prefixes."""
         return all(group.rule == FULL for group in self.groups)
 
 
 class Spec(NamedTuple):
-    """A group as its events describe it."""
-
     kind: str | None
     window: int | None
     sizes: frozenset[int]
@@ -130,21 +127,9 @@ class Groups:
             self.doubt = self._too_many = f"its events name more than {MAX_KNOWN} media, groups and kinds"
             return False
         self.known.add(said)
-        return event.medium in (None, "GPU") and self._learn(event)
-
-    def forget(self) -> None:
-        """Another process may have other groups. The unit stays: any that divides all sizes will do."""
-        self._specs.clear()
-        self.known.clear()
-        self._lookahead = 0
-        self._pairs = False
-        self.doubt = self._too_many = None
-        self.sparse = False
-
-    def _learn(self, event: BlockStored) -> bool:
         size, kind, window = event.block_size, event.kv_cache_spec_kind, event.kv_cache_spec_sliding_window
-        if not 1 <= size <= MAX_BLOCK:  # a tier that names blocks by hash alone does not say
-            return False
+        if event.medium not in (None, "GPU") or not 1 <= size <= MAX_BLOCK:
+            return False  # a tier that names blocks by hash alone does not say its size
         number, before = event.group_idx or 0, self.layout
         old = self._specs.get(number)
         sizes = (old.sizes if old is not None else frozenset()) | {size}
@@ -160,6 +145,15 @@ class Groups:
         self.doubt = self._too_many or doubt
         self.sparse = self.layout is not None and all(group.rule != FULL for group in self.layout.groups)
         return self.layout != before
+
+    def forget(self) -> None:
+        """Another process may have other groups. The unit stays: any that divides all sizes will do."""
+        self._specs.clear()
+        self.known.clear()
+        self._lookahead = 0
+        self._pairs = False
+        self.doubt = self._too_many = None
+        self.sparse = False
 
     def _arranged(self) -> tuple[Layout | None, str | None]:
         first = self._specs.get(0)

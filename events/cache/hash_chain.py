@@ -24,7 +24,6 @@ Part = bytes | str | int | tuple[Any, ...] | None
 
 
 def cbor(value: Part) -> bytes:
-    """Canonical CBOR of what is hashed."""
     if value is None:
         return b"\xf6"
     if isinstance(value, int):

@@ -77,7 +77,6 @@ class Doubtful:
         return pool if pool is not None and len(pool) == cacheable_blocks and not pool.spent else None
 
     def clear(self) -> None:
-        """All of the cache is known."""
         self.after_loss = False
         self._pools_before = set()
         self._drop_all()
@@ -88,8 +87,6 @@ class Doubtful:
 
 
 class Naming:
-    """Names the blocks of one replica's stored events."""
-
     def __init__(self, model: str, pools: Pools, groups: Groups, doubtful: Doubtful) -> None:
         self.verified: bool | None = None  # the hashes of a native replica; None: not looked at yet
         self.model = model
@@ -108,12 +105,10 @@ class Naming:
         return self._doubtful.keys.get(block_hash) if key is None else key
 
     def root(self, event: BlockStored) -> int:
-        """The root key of a chain that starts with this event."""
         layout = self._groups.layout
         return chain_root(event, self.model, event.block_size if layout is None else layout.unit)
 
     def chain(self, event: BlockStored, parent_key: int) -> list[int] | None:
-        """The keys of the event's blocks, or None if its tokens cannot be paired with its hashes."""
         layout = self._groups.layout
         return chain_keys(event, parent_key) if layout is None else unit_keys(event, parent_key, layout.unit)
 

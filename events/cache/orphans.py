@@ -69,13 +69,11 @@ class Orphans(dict[Hash, list[BlockStored]]):
                 todo += zip(children, chain, strict=True)
 
     def take(self, for_hash: Hash) -> list[BlockStored]:
-        """Remove and return the events that wait for this hash."""
         events = self.pop(for_hash, [])
         self.blocks -= sum(map(_weight, events))
         return events
 
     def check(self) -> None:
-        """Raise AssertionError if an invariant is broken."""
         waiting = sum(_weight(event) for events in self.values() for event in events)
         assert waiting == self.blocks <= self.limit, f"{waiting} blocks wait, {self.blocks} counted"
 
@@ -130,7 +128,6 @@ class Reports:
         return follows
 
     def count(self, event: BlockStored, pool: Pool) -> None:
-        """Count the blocks as copies that may be reports."""
         pool.doubt(event.block_hashes)
         self.copies += len(event.block_hashes)
 

@@ -64,7 +64,6 @@ class Pool:
         self.xor = 0
 
     def __len__(self) -> int:
-        """The number of resident hashes."""
         return len(self.named) + len(self.held) if self.native else len(self.named)
 
     def __contains__(self, block_hash: Hash) -> bool:
@@ -72,7 +71,6 @@ class Pool:
 
     @property
     def resident(self) -> AbstractSet[Hash]:
-        """Every resident hash."""
         return self.named.keys() | self.held if self.native else self.named.keys()
 
     def key(self, block_hash: Hash) -> int | None:
@@ -154,7 +152,6 @@ class Pool:
     # ---- removals
 
     def remove(self, hashes: Iterable[Hash]) -> Removal:
-        """Remove a copy of each hash."""
         copies = self.copies
         keys: list[int] = []
         unknown: list[Hash] = []
@@ -166,10 +163,20 @@ class Pool:
                     del copies[block_hash]
                 else:
                     copies[block_hash] = more - 1
-                if self.doubted:
-                    doubted += self._spend(block_hash)
+                # If those left may all be reports, what keeps the block resident is in doubt, too.
+                if self.doubted and self.doubted.get(block_hash, 0) >= more:
+                    self.spent.add(block_hash)
+                    self.doubted[block_hash] -= 1
+                    if not self.doubted[block_hash]:
+                        del self.doubted[block_hash]
+                    doubted += 1
             elif block_hash in self:
-                key = self._forget(block_hash)
+                key = self.key(block_hash)
+                self.named.pop(block_hash, None)
+                if self.spent:
+                    self.spent.discard(block_hash)
+                if self.native:
+                    self.xor ^= low64(block_hash)
                 if key is None:
                     keyless += 1
                 elif self.drop(key):
@@ -177,28 +184,6 @@ class Pool:
             else:
                 unknown.append(block_hash)
         return Removal(keys, unknown, keyless, doubted)
-
-    def _forget(self, block_hash: Hash) -> int | None:
-        """The last copy of a resident hash is gone; return its key."""
-        key = self.key(block_hash)
-        self.named.pop(block_hash, None)
-        if self.spent:
-            self.spent.discard(block_hash)
-        if self.native:
-            self.xor ^= low64(block_hash)
-        return key
-
-    def _spend(self, block_hash: Hash) -> bool:
-        """A copy is gone: if those left may all be reports, what keeps the block resident is in doubt, too."""
-        doubted = self.doubted.get(block_hash, 0)
-        if doubted <= self.copies.get(block_hash, 0):
-            return False
-        self.spent.add(block_hash)
-        if doubted == 1:
-            del self.doubted[block_hash]
-        else:
-            self.doubted[block_hash] = doubted - 1
-        return True
 
     # ---- blocks without a hash
 
@@ -208,7 +193,6 @@ class Pool:
         self.held.update(keys)
 
     def forget_unnamed(self) -> list[int]:
-        """Drop the blocks without a hash; return their keys."""
         keys, self.unnamed = list(self.unnamed), set()
         self.held.difference_update(keys)
         return keys
@@ -216,7 +200,6 @@ class Pool:
     # ---- copies that may be reports
 
     def doubt(self, hashes: Iterable[Hash]) -> None:
-        """Note a copy of each hash that may be a report."""
         for block_hash in hashes:
             self.doubted[block_hash] = self.doubted.get(block_hash, 0) + 1
 
@@ -238,7 +221,6 @@ class Pool:
         return doubted
 
     def check(self) -> None:
-        """Raise AssertionError if an invariant is broken."""
         keys = [key for key in map(self.key, self.resident) if key is not None]
         assert self.held == self.unnamed | set(keys), f"{self.medium}: held keys are not those of the resident blocks"
         assert self.unnamed.isdisjoint(keys), f"{self.medium}: a block whose hash is known counts as unnamed"

@@ -28,7 +28,6 @@ class Pools(dict[tuple[str, int], Pool]):
 
     @property
     def blocks(self) -> int:
-        """The number of resident hashes."""
         return sum(map(len, self.values()))
 
     def key(self, block_hash: Hash) -> int | None:
@@ -40,12 +39,10 @@ class Pools(dict[tuple[str, int], Pool]):
         return None
 
     def holds_some(self, event: BlockStored) -> bool:
-        """Return whether any block of the event is still resident."""
         pool = self.get(pool_name(event.medium, event.group_idx))
         return pool is not None and any(block_hash in pool for block_hash in event.block_hashes)
 
     def held(self) -> tuple[Held, ...]:
-        """The keys of every pool that holds any."""
         return tuple(Held(pool.medium, pool.group, pool.held) for pool in self.values() if pool.held)
 
     def matched(self, keys: Sequence[int], medium: str, layout: Layout | None) -> int:

@@ -74,18 +74,15 @@ class Resolver:
 
     @property
     def orphan_blocks(self) -> int:
-        """The number of blocks that wait for their parent."""
         return self._orphans.blocks
 
     def resident_blocks(self) -> int:
         return self.pools.blocks
 
     def held(self) -> tuple[Held, ...]:
-        """The keys of every pool that holds any."""
         return self.pools.held()
 
     def keys(self, medium: str = "GPU") -> set[int]:
-        """The keys a medium holds."""
         return {key for held in self.held() if held.medium == medium for key in held.keys}
 
     def matched(self, keys: Sequence[int], medium: str = "GPU") -> int:
@@ -98,7 +95,6 @@ class Resolver:
     # ---- all at once
 
     def reset(self) -> Cleared:
-        """The cache is empty."""
         cleared = self._forget()
         self.doubtful.clear()
         return cleared
@@ -377,7 +373,6 @@ class Resolver:
             changes.append(Removed(pool.medium, keys, pool.group))
 
     def check(self) -> None:
-        """Raise AssertionError if an invariant is broken."""
         for pool in self.pools.values():
             pool.check()
         self._orphans.check()

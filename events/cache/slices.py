@@ -1,13 +1,13 @@
 """A batch of events in slices of bounded work, so that other work can run in between."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
 from msgspec import Raw
 from msgspec.structs import asdict, replace
 
-from events.messages import BlockRemoved, BlockStored, Event, Token, decode_tokens
+from events.messages import BlockRemoved, BlockStored, Event, decode_tokens
 
 SLICE_BLOCKS = 2048  # some milliseconds of work
 
@@ -57,12 +57,13 @@ def _pieces(event: Event, size: int, blocks: int) -> Iterator[Event]:
         if event.parent_block_hash is None:  # whoever doubts its hashes compares the first piece with its tokens
             with suppress(ValueError):
                 event = decode_tokens(event)
-        yield from (_stored_piece(event, start, start + blocks) for start in range(0, size, blocks))
+        for start in range(0, size, blocks):
+            yield _stored_piece(event, start, start + blocks)
 
 
 def _stored_piece(event: BlockStored, start: int, end: int) -> BlockStored:
     """Some blocks of the event; each piece is the parent of the next one."""
-    hashes = event.block_hashes
+    hashes, tokens, size = event.block_hashes, event.token_ids, event.block_size
     own: dict[str, Any] = {
         "block_hashes": hashes[start:end],
         "parent_block_hash": hashes[start - 1] if start else event.parent_block_hash,
@@ -70,16 +71,9 @@ def _stored_piece(event: BlockStored, start: int, end: int) -> BlockStored:
         "mm_keys": event.mm_keys[start:end] if event.mm_keys else None,
         "lookahead_token_ids": event.lookahead_token_ids[start:end] if event.lookahead_token_ids else None,
     }
-    if isinstance(event.token_ids, Raw):  # not decoded because nobody looks at them
+    if isinstance(tokens, Raw):  # not decoded because nobody looks at them
         return replace(event, **own)
-    own["token_ids"] = _token_piece(event, start, end)
+    if tokens:
+        paired = len(tokens) == size * len(hashes)
+        own["token_ids"] = tokens[start * size : end * size] if paired else _NOT_PAIRED
     return StoredPiece(**asdict(event) | own, start=start)
-
-
-def _token_piece(event: BlockStored, start: int, end: int) -> Sequence[Token]:
-    tokens, size = event.token_ids, event.block_size
-    if not tokens:
-        return tokens
-    if len(tokens) != size * len(event.block_hashes):
-        return _NOT_PAIRED
-    return tokens[start * size : end * size]

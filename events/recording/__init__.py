@@ -1,1 +1,1 @@
-"""Recordings of streams: written, read, played again, and without the prompts in them."""
+"""Recordings of streams: written, read, and without the prompts in them."""

@@ -58,18 +58,18 @@ class Redactor:
             self._names[record.source].learn(payload)
         self._held.append(record)
         ready = []
-        while self._held and (len(self._held) > HOLD_RECORDS or self._is_ready(self._held[0], record.time)):
+        while self._held:
+            oldest = self._held[0]
+            batch = _payload(oldest)
+            waits = record.time - oldest.time < HOLD_S and len(self._held) <= HOLD_RECORDS
+            if waits and batch is not None and not self._names[oldest.source].knows(batch):
+                break
             ready.append(self._redacted(self._held.popleft()))
         return ready
 
     def flush(self) -> Iterator[Record]:
         while self._held:
             yield self._redacted(self._held.popleft())
-
-    def _is_ready(self, record: Record, now_s: float) -> bool:
-        payload = _payload(record)
-        late = now_s - record.time >= HOLD_S
-        return payload is None or late or self._names[record.source].knows(payload)
 
     def _redacted(self, record: Record) -> Record:
         names, frames = self._names[record.source], record.frames
@@ -152,17 +152,16 @@ class Names:
         digest = blake2b(payload, digest_size=16).digest()
         redacted = self._payloads.get(digest)
         if redacted is None:
-            redacted = self._payloads[digest] = self._redact(payload)
+            try:
+                batch = Decoder().decode(payload)
+                events = [self._redact_event(event) for event in batch.events]
+                redacted = _encode([batch.ts, events, batch.data_parallel_rank])
+            except BadBatch:
+                redacted = UNREADABLE
+            self._payloads[digest] = redacted
             if len(self._payloads) > REMEMBERED_PAYLOADS:
                 del self._payloads[next(iter(self._payloads))]
         return redacted
-
-    def _redact(self, payload: bytes) -> bytes:
-        try:
-            batch = Decoder().decode(payload)
-        except BadBatch:
-            return UNREADABLE
-        return _encode([batch.ts, [self._redact_event(event) for event in batch.events], batch.data_parallel_rank])
 
     def _redact_event(self, event: Event) -> Any:
         if isinstance(event, BlockStored):
@@ -229,26 +228,22 @@ class Names:
 def _payload(record: Record) -> bytes | None:
     """The event batch that the record holds."""
     frames = record.frames
-    if record.kind == "events":
-        return frames[2] if len(frames) == 3 else None
-    if record.kind == "replay":
-        return frames[-1] if len(frames) in (3, 4) and frames[-1] else None
-    if record.kind != "snapshot" or len(frames) != 2:
+    if not _is_known(record) or (record.kind == "replay" and not frames[-1]):
         return None
-    try:
-        decode_snapshot_header(frames[1])
-    except msgspec.DecodeError:
-        return frames[1]
-    return None
+    if record.kind == "snapshot":
+        try:
+            decode_snapshot_header(frames[1])
+        except msgspec.DecodeError:
+            return frames[1]
+        return None
+    return frames[-1] if record.kind in ("events", "replay") else None
 
 
 def _is_known(record: Record) -> bool:
-    """Return True for a record without a payload that has a known form, and so holds no prompts."""
-    if record.kind == "replay":
-        return len(record.frames) in (3, 4)
-    if record.kind == "snapshot":
-        return len(record.frames) == 2
-    return record.kind != "events"
+    """Return True for a record of a known form: without a payload, it holds no prompts."""
+    return len(record.frames) in {"events": (3,), "replay": (3, 4), "snapshot": (2,)}.get(
+        record.kind, (len(record.frames),)
+    )
 
 
 def _events(payload: bytes) -> list[Event]:

@@ -6,6 +6,7 @@ Key files are ZeroMQ certificates; `warmroute events keygen NAME` writes a pair,
 import os
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import zmq
@@ -35,22 +36,11 @@ class CurveKeys(Struct, frozen=True):
         authenticator = ThreadAuthenticator(context)
         authenticator.start()
         if self.shared:
-            authenticator.configure_curve_callback("*", OnlyKey(self.public))
+            only_ours = SimpleNamespace(callback=lambda domain, key: key == self.public)  # noqa: ARG005
+            authenticator.configure_curve_callback("*", only_ours)
         else:
             authenticator.configure_curve(domain="*", location=self.clients or zmq.auth.CURVE_ALLOW_ANY)
         return authenticator
-
-
-class OnlyKey:
-    """Lets in one public key."""
-
-    def __init__(self, public: bytes) -> None:
-        self._public = public
-
-    def callback(self, domain: str, key: bytes) -> bool:
-        """Pyzmq asks."""
-        del domain
-        return key == self._public
 
 
 class CurveClient(Struct, frozen=True):

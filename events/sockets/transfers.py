@@ -180,17 +180,21 @@ class Transfers:
         """False: the transfer has ended, or its peer is gone or given up."""
         socket, identity = peer
         for _ in range(min(MESSAGES_PER_TURN, self._message_rate.left(now_s))):
-            if transfer.next is None:
+            message = transfer.next
+            if message is None:
                 return False
             try:
-                taken = _taken(socket, identity, transfer.next)
-            except zmq.ZMQError:  # the peer is gone
-                return False
-            if not taken:
+                socket.send(identity, zmq.SNDMORE | zmq.NOBLOCK)  # it alone decides whether the queue has room
+                for part in (b"", *message[:-1]):
+                    socket.send(part, zmq.SNDMORE | zmq.NOBLOCK)
+                socket.send(message[-1], zmq.NOBLOCK, copy=False)
+            except zmq.Again:
                 transfer.wait(now_s)
                 if now_s - transfer.moved_s < STALLED_S:
                     return True
                 self._abandoned()
+                return False
+            except zmq.ZMQError:  # the peer is gone
                 return False
             self._message_rate.take()
             transfer.moved(now_s)
@@ -201,16 +205,3 @@ class Transfers:
         if not self._told:
             self._told = True
             log.warning("a peer does not read its replay or snapshot; dropping the rest, it may ask again")
-
-
-def _taken(socket: Socket, identity: bytes, message: Message) -> bool:
-    """Return False if the peer's queue had no room; the first part alone decides."""
-    try:
-        socket.send(identity, zmq.SNDMORE | zmq.NOBLOCK)
-    except zmq.Again:
-        return False
-    socket.send(b"", zmq.SNDMORE | zmq.NOBLOCK)
-    for part in message[:-1]:
-        socket.send(part, zmq.SNDMORE | zmq.NOBLOCK)
-    socket.send(message[-1], zmq.NOBLOCK, copy=False)
-    return True

@@ -26,7 +26,6 @@ class HeldBatches(dict[int, bytes]):
         return min(self) - 1 if self else self.dropped_to
 
     def hold(self, seq: int, payload: bytes) -> bool:
-        """Return False if there is no room."""
         if len(self) >= self._most_batches or self._bytes >= self._most_bytes:
             self.dropped_to = max(self.dropped_to, seq)
             return False
@@ -38,7 +37,6 @@ class HeldBatches(dict[int, bytes]):
         self._bytes -= len(self.pop(seq))
 
     def release_to(self, last: int) -> None:
-        """Remove the batches up to `last`."""
         for seq in [seq for seq in self if seq <= last]:
             self.release(seq)
 

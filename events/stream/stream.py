@@ -59,7 +59,6 @@ class Stream(ABC):
 
     @property
     def doubt(self) -> str | None:
-        """The reason for not being exact."""
         if self.partial is not None:
             return self.partial
         if self._offline:
@@ -105,7 +104,6 @@ class Stream(ABC):
 
     @property
     def last_seq(self) -> int:
-        """The last batch applied, or -1."""
         return -1 if self.next_seq is None else self.next_seq - 1
 
     # ---- facts about any replica
@@ -119,16 +117,13 @@ class Stream(ABC):
         self._offline = True
 
     def live(self, seq: int, payload: bytes, now_s: float) -> list[Action]:
-        """Handle a batch from the event socket."""
         self._heard(now_s)
         return self.table[self._state].live(self, seq, payload, now_s)
 
     def replayed(self, seq: int, payload: bytes, now_s: float) -> list[Action]:
-        """Handle a batch from the replay socket."""
         return self.table[self._state].replayed(self, seq, payload, now_s)
 
     def replay_ended(self, now_s: float) -> list[Action]:
-        """The replay socket has sent all that it has."""
         return self.table[self._state].replay_ended(self, now_s)
 
     def tick(self, now_s: float) -> list[Action]:
@@ -151,7 +146,6 @@ class Stream(ABC):
         self._repair.deadline_s += by_s
 
     def refused(self, reason: str) -> list[Action]:
-        """A batch that was to be applied could not be read."""
         return self._declare(reason)
 
     def cleared(self, seq: int) -> None:
@@ -169,7 +163,6 @@ class Stream(ABC):
         """The digest of `Compare` was ours."""
 
     def mismatch(self) -> list[Action]:
-        """The digest of `Compare` was not ours."""
         self.stats.digest_mismatches += 1
         return self.refused("the replica's digest differs from ours")
 
@@ -177,12 +170,10 @@ class Stream(ABC):
         """Handle a part of a snapshot."""
 
     def snapshot(self, incarnation: int, seq: int, payloads: Iterable[bytes], now_s: float) -> list[Action]:
-        """Handle a snapshot of the whole cache as of `seq`."""
         self._heard(now_s)
         return self.table[self._state].snapshot(self, incarnation, seq, payloads, now_s)
 
     def snapshot_oversized(self) -> list[Action]:
-        """A snapshot is too long to be read."""
         return []
 
     # ---- live batches
@@ -259,7 +250,6 @@ class Stream(ABC):
         return []
 
     def _filled(self, now_s: float) -> list[Action]:
-        """The replay has ended."""
         self._heard(now_s)
         repair = self._repair
         self._tail_doubted = self._tail_doubted and not repair.proves_tail

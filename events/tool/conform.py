@@ -15,12 +15,15 @@ from events.analysis.conformance import Conformance, Finding
 from events.cache.changes import Change
 from events.messages import EventBatch, Frames
 from events.source import Source
-from events.stream.actions import Action, Replay
+from events.stream.actions import Action, Apply, Replay, Reset
+from events.stream.foreign_stream import ForeignStream
+from events.stream.states import StreamConfig
 from events.tool.options import StreamOptions, Target, for_option, json_option, open_target, stream_options
 from events.tool.output import Output, count
 from events.tool.streams import CannotTell, Stream, following, played
 
 FOR_S = 30.0
+MAX_SEQ = 2**40  # beyond, it is no number of a batch
 REPLAY_TIMEOUT_S = 5.0
 STYLES = {"pass": "green", "fail": "bold red", "not seen": "dim"}
 PASSED, FAILED = 0, 1
@@ -78,6 +81,9 @@ class Graded(Stream):
                 raise CannotTell(f"{target.name} is redacted: {lacks}")
             replays = any(record.kind == "replay" for record in target.recording.records(source))
         super().__init__(target, source)
+        if target.recording is None:
+            once = StreamConfig(can_replay=replays, repair_timeout_s=REPLAY_TIMEOUT_S, repair_attempts=1)
+            self.view.stream = ForeignStream(once)
         self.grades = Conformance(can_replay=replays)
         self._replied_s = 0.0
 
@@ -89,7 +95,11 @@ class Graded(Stream):
             self.grades.replayed(frames)
 
     def acted(self, action: Action, batch: EventBatch | None, changes: Sequence[Change]) -> None:  # noqa: ARG002
-        if isinstance(action, Replay):
+        if isinstance(action, Reset):
+            self.grades.forget()
+        elif isinstance(action, Apply) and 0 <= action.seq < MAX_SEQ:
+            self.grades.applied(action.seq, action.payload)
+        elif isinstance(action, Replay):
             if not self.grades.replaying:
                 self._replied_s = time.monotonic()
             self.grades.replay_asked(action.start)
@@ -104,10 +114,9 @@ async def _listen(graded: Graded, for_s: float) -> None:
     async with following(graded.give_up, every_s=0.02) as followed:
         followed.add(graded)
         if not await followed.until(lambda: False, for_s) and graded.grades.can_replay and graded.is_reached:
-            followed.subscriber.resync(graded.source.name, "a whole replay is graded")
-            await followed.until(lambda: not graded.grades.replaying)
             followed.subscriber.probe(graded.source.name)
-            await followed.until(lambda: not graded.grades.replaying)
+            stream = graded.view.stream
+            await followed.until(lambda: not (stream.repairing or graded.grades.replaying), 2 * REPLAY_TIMEOUT_S)
 
 
 def show(output: Output, name: str, graded: Conformance, findings: list[Finding]) -> None:

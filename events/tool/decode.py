@@ -59,7 +59,6 @@ def decode(file: BinaryIO) -> None:
 
 
 def named(event: Event) -> dict[str, Any]:
-    """The event with every field by its name."""
     kind = BlockStored if isinstance(event, BlockStored) else BlockRemoved if isinstance(event, BlockRemoved) else None
     fields = kind.__struct_fields__ if kind is not None else ()
     return {"type": type(event).__name__, **{field: plain(getattr(event, field)) for field in fields}}

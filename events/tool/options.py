@@ -44,7 +44,6 @@ class Target(NamedTuple):
     recording: Recording | None = None
 
     def chosen(self, wanted: str | None, option: str) -> Source:
-        """Return the source of this name, or the only one."""
         names = [source.name for source in self.sources]
         if wanted is None and len(names) == 1:
             return self.sources[0]

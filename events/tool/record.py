@@ -100,7 +100,6 @@ def _counts(streams: Sequence[Stream]) -> dict[str, int]:
 
 
 def _sentence(recorder: Recorder, counted: dict[str, int]) -> str:
-    """Return one line about the recording so far."""
     parts = [count(recorder.records, "record"), size(recorder.written_bytes)]
     if counted:
         parts[:0] = [count(counted["batches"], "batch"), count(counted["stored_blocks"], "stored block")]

@@ -245,7 +245,6 @@ class Player:
                 self.stats.payload_bytes += len(record.frames[-1])
 
     def stay(self, seconds: float) -> None:
-        """Keep answering requests."""
         end_s = time.monotonic() + seconds
         while (left_s := end_s - time.monotonic()) > 0:
             self._serve(min(left_s, POLL_S))

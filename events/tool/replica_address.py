@@ -15,8 +15,6 @@ KEY = "WARMROUTE_API_KEY"
 
 
 class _LoadResponse(Struct):
-    """The part of GET /load that is needed here."""
-
     model: str
     topic: str | None = None
     endpoints: EventEndpoints | None = None

@@ -69,8 +69,6 @@ def tail(targets: tuple[str, ...], stream: StreamOptions, for_s: float | None, a
 
 
 class Tail(Stream):
-    """Prints the lines of one stream."""
-
     def __init__(self, target: Target, source: Source, output: Output, several: bool) -> None:
         super().__init__(target, source)
         self._output = output

@@ -115,17 +115,13 @@ class Drawing:
         return _line((", ".join(name), "cyan"), (held, "dim"))
 
     def _run_line(self, run: Run) -> Text:
-        where = self._where(run)
+        places = {f"{h.medium}({h.replica})" if self._several else h.medium for h in run.held}
+        where = " ".join(sorted(places)) or "gone"
         size = f"{count(run.blocks, 'block')}, {count(run.tokens, 'token')}"
         parts = [(size, "bold"), (f"  {where}", "green" if run.held else "red")]
         if run.last.children:
             parts.append((f"  {self._below(list(run.last.children.values()))} below", "dim"))
         return _line(*parts, (f"  {content(run.packed, self._decode, run.extras)}", ""))
-
-    def _where(self, run: Run) -> str:
-        if not run.held:
-            return "gone"
-        return " ".join(sorted({f"{h.medium}({h.replica})" if self._several else h.medium for h in run.held}))
 
     def _below(self, nodes: Sequence[Node]) -> str:
         found = [self._sizes[node.key] for node in nodes]
@@ -173,5 +169,4 @@ def json_lines(drawn: Tree, decode: Decode | None) -> Iterator[dict[str, Any]]:
 
 
 def _line(*parts: tuple[str, str]) -> Text:
-    """One line, cut at the width of the terminal."""
     return Text.assemble(*parts, no_wrap=True, overflow="ellipsis")

@@ -68,8 +68,6 @@ def verify(target: str, stream: StreamOptions, for_s: float | None, top: int, ti
 
 
 class Wrong(NamedTuple):
-    """A digest that was not ours."""
-
     seq: int
     ours: Digest
     theirs: Digest

@@ -1,10 +1,6 @@
 """Runs commands of `warmroute events` in this process or on a terminal, against a replica that the test controls."""
 
 import json
-import os
-import pty
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -17,6 +13,7 @@ from events.messages import BlockRemoved, BlockStored, KnownEvent
 from events.native import Load
 from events.publisher import Publisher, PublisherConfig
 from tests.events.processes import FREE, wait_until
+from tests.events.terminals import terminal
 
 BLOCK_SIZE = 4
 
@@ -37,19 +34,10 @@ def run(*arguments: str) -> Ran:
 
 def on_terminal(*arguments: str, columns: int = 80) -> tuple[int, list[str]]:
     """In a process of its own, on a terminal of this width without colours."""
-    ours, theirs = pty.openpty()
-    env = os.environ | {"COLUMNS": str(columns), "LINES": "50", "TERM": "dumb", "NO_COLOR": "1"}
-    command = [sys.executable, "-m", "fleet", "events", *arguments]
-    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=env)
-    os.close(theirs)
-    shown = b""
-    try:
-        while part := os.read(ours, 65536):
-            shown += part
-    except OSError:  # the process has closed the other end
-        pass
-    os.close(ours)
-    return process.wait(10), [line.rstrip() for line in shown.decode().replace("\r\n", "\n").split("\n")]
+    environment = {"COLUMNS": str(columns), "LINES": "50", "TERM": "dumb", "NO_COLOR": "1"}
+    with terminal("events", *arguments, size=(columns, 50), **environment) as shown:
+        status = shown.end()
+        return status, [line.rstrip() for line in shown.written.decode().replace("\r\n", "\n").split("\n")]
 
 
 class Replica:

@@ -54,6 +54,8 @@ class Terminal:
         while self.process.poll() is None:
             if select.select([self._ours], [], [], 0.05)[0]:
                 self.written += os.read(self._ours, 65536)
+        while select.select([self._ours], [], [], 0)[0]:
+            self.written += os.read(self._ours, 65536)
         return self.process.returncode
 
     def close(self) -> None:

@@ -10,7 +10,11 @@ import pytest
 
 from events.analysis.conformance import Conformance, Finding
 from events.analysis.points import POINTS
+from events.feed import Feed
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KnownEvent, encode_batch
+from events.source import Source
+from events.tool.conform import Graded
+from events.tool.options import Target
 
 VECTORS = Path(__file__).resolve().parents[2] / "data" / "vectors"
 END = [b"", b"", b"\xff" * 8, b""]
@@ -58,16 +62,30 @@ def replies(messages: list[Frames], start: int = 0) -> list[Frames]:
     return [[b"", *frames] for frames in messages if int.from_bytes(frames[1], "big") >= start]
 
 
+class Grading:
+    """A stream that is graded, its messages given by hand."""
+
+    def __init__(self, *, can_replay: bool = True) -> None:
+        source = Source("s", "tcp://a:1", "tcp://a:2" if can_replay else None)
+        self._graded = Graded(Target("s", [source]), source)
+        self._feed = Feed(self._graded.view)
+        self._feed.connected(0.0)
+        self.grades = self._graded.grades
+
+    def take(self, kind: str, *messages: Frames) -> None:
+        for frames in messages:
+            self._graded.received(kind, frames)
+            self._feed.receive(kind, frames, 0.0)
+
+
 def grade(live: list[Frames], *replays: tuple[int, list[Frames]], can_replay: bool = False) -> Conformance:
     """Live messages, then each replay as (start, everything that the socket answers)."""
-    graded = Conformance(can_replay=can_replay or bool(replays))
-    for frames in live:
-        graded.live(frames)
+    grading = Grading(can_replay=can_replay or bool(replays))
+    grading.take("events", *live)
     for start, answer in replays:
-        graded.replay_asked(start)
-        for frames in answer:
-            graded.replayed(frames)
-    return graded
+        grading.grades.replay_asked(start)
+        grading.take("replay", *answer)
+    return grading.grades
 
 
 def failures(graded: Conformance) -> dict[str, Finding]:
@@ -192,18 +210,15 @@ def test_a_replay_that_leaves_out_what_is_buffered_is_named(start: int, answer: 
 
 
 def test_a_hole_that_a_replay_fills_is_no_hole() -> None:
-    graded = Conformance(can_replay=True)
-    graded.live(STREAM[0])
-    graded.replay_asked(0)
-    assert not graded.replayed(replies(STREAM)[0])
-    assert graded.replayed(END)
-    graded.live(STREAM[3])
-    graded.replay_asked(1)
-    for frames in replies(STREAM[:4], 1):
-        graded.replayed(frames)
-    graded.replayed(END)
-    assert failures(graded) == {}
-    assert graded.batches == 4
+    grading = Grading()
+    grading.take("events", STREAM[0])
+    grading.take("replay", replies(STREAM)[0], END)
+    grading.take("events", STREAM[3])
+    asked = grading.grades.replaying
+    grading.take("replay", *replies(STREAM[:4]), END)
+    assert (asked, grading.grades.replaying) == (True, False)
+    assert failures(grading.grades) == {}
+    assert grading.grades.batches == 4
 
 
 def test_a_hole_that_a_replay_does_not_fill_is_named_and_not_waited_for() -> None:
@@ -250,19 +265,18 @@ def lines_of(file: Path) -> list[dict[str, Any]]:
 
 
 def captured(file: Path) -> Conformance:
-    graded = Conformance(can_replay=True)
-    dealer = False
+    grading, dealer = Grading(), False
     for record in lines_of(file):
         frames = [bytes.fromhex(frame) for frame in record.get("frames", ())]
         if record["kind"] == "live":
-            graded.live(frames)
+            grading.take("events", frames)
         elif record["kind"] == "replay_request":
             dealer = record["socket"] == "DEALER" and len(frames) == 2  # the others are not to be answered in full
             if dealer:
-                graded.replay_asked(int.from_bytes(frames[1], "big"))
+                grading.grades.replay_asked(int.from_bytes(frames[1], "big"))
         elif record["kind"] == "replay_reply" and dealer:
-            graded.replayed(frames)
-    return graded
+            grading.take("replay", frames)
+    return grading.grades
 
 
 @pytest.mark.parametrize("file", sorted(VECTORS.glob("live_capture*.jsonl")), ids=lambda file: file.stem)
@@ -309,7 +323,11 @@ def test_a_sequence_frame_of_another_length_is_named(size: int) -> None:
 
 def test_a_replay_that_a_restart_explains_is_no_violation() -> None:
     """Between the restart and its first live batch, replies are those of the new publisher."""
-    graded = grade(STREAM, (5, [END]), (0, [*replies([message(0, stored(77))]), END]))
-    graded.live(message(0, stored(77)))
-    assert failures(graded) == {}
-    assert len(graded.notes) == 1
+    grading = Grading()
+    grading.take("events", *STREAM)
+    for start, answer in ((5, [END]), (0, [*replies([message(0, stored(77))]), END])):
+        grading.grades.replay_asked(start)
+        grading.take("replay", *answer)
+    grading.take("events", message(0, stored(77)))
+    assert failures(grading.grades) == {}
+    assert len(grading.grades.notes) == 1

@@ -72,6 +72,7 @@ def engine(sent: Sequence[Frames], answer: Callable[[int], list[Frames]] | None 
 def test_our_own_publisher_conforms_on_every_point() -> None:
     with replica(native=False) as publisher, ThreadPoolExecutor(1) as pool:
         publisher.store(prompt(1, 2))
+        publisher.publish(publisher.stored(prompt(4)))
 
         def go_on() -> None:
             wait_until(lambda: publisher.publisher.stats.replays, "somebody listens")
@@ -83,7 +84,7 @@ def test_our_own_publisher_conforms_on_every_point() -> None:
         going.result()
     assert ran.status == 0
     assert [point for point, state in states(ran).items() if state != "pass"] == ["extra keys per block"]
-    assert ran.lines[-1]["batches"] == 3
+    assert ran.lines[-1]["batches"] == 4
 
 
 def test_violations_are_named_with_what_a_router_gets_wrong() -> None:
