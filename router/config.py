@@ -17,10 +17,9 @@ GROUPS = (EXTENSION, "llm-d.ai")
 
 
 class Kubernetes(Struct, frozen=True):
-    """A cluster, and the service, the labels or the pool (exactly one of them) that select its replica pods."""
+    """A cluster, and the labels or the pool (exactly one of them) that select its replica pods."""
 
     cluster: Cluster
-    service: str | None = None  # those behind it
     pods: str | None = None  # those with these labels
     pool: str | None = None  # those of this InferencePool
     objectives: bool = False  # the pool's objectives set requests' classes

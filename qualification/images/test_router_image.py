@@ -101,7 +101,7 @@ def test_it_says_its_version_and_its_help(started: Callable[..., Container]) -> 
     status, said = started("--version").wait(STARTS_WITHIN_S)
     assert (status, said.startswith("warmroute ")) == (0, True)
     status, said = started("router", "--help").wait(STARTS_WITHIN_S)
-    assert (status, "--kubernetes-service" in said) == (0, True)
+    assert (status, "--kubernetes-pods" in said) == (0, True)
 
 
 def test_its_own_command_serves_as_an_ordinary_user_where_nothing_can_be_written(

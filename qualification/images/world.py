@@ -14,7 +14,7 @@ from tests.k8s.rendered import Pod, pods, rendered
 
 ROUTER, REPLICA_CPU = "warmroute-router:tests", "warmroute-replica-cpu:tests"
 REPLICA, CLIENT = "warmroute-simulated:tests", "warmroute-client:tests"
-FOUND = "--kubernetes-service=warmroute-replicas"
+FOUND = "--kubernetes-pods=app.kubernetes.io/component=replica"
 
 
 class Engine(NamedTuple):

@@ -15,9 +15,7 @@ from typing import Any
 
 import httpx2
 
-from router.members.discovery.collection import Cluster, Collection
-from router.members.discovery.slices import KIND, Slice, slices_of
-from router.members.spec import ReplicaSpec
+from router.members.discovery.collection import Cluster
 from tests.router.kubernetes_api import SPACE, Object
 from tests.router.scripted import refused_port
 
@@ -98,7 +96,7 @@ class RealApi:
             time.sleep(0.05)
 
     def start_controllers(self, *names: str) -> None:
-        """Start the controllers that make pods of deployments, and slices of services."""
+        """Start the controllers that make pods of deployments."""
         user = {"user": {"token": ADMIN}, "name": "admin"}
         cluster = {"cluster": {"server": self.url, "certificate-authority": str(self.ca_file)}, "name": "here"}
         context = {"context": {"cluster": "here", "user": "admin"}, "name": "it"}
@@ -245,14 +243,6 @@ def binding() -> Object:
         "subjects": [{"kind": "ServiceAccount", "name": "warmroute-router", "namespace": SPACE}],
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "warmroute-router"},
     }
-
-
-def slices_known_to(client: httpx2.Client, service: str) -> Collection[Slice, ReplicaSpec]:
-    """In the version that this server has."""
-    groups = {group["name"]: group for group in checked(client.get("/apis"))["groups"]}
-    kind = KIND._replace(version=groups[KIND.group]["preferredVersion"]["version"])
-    usual = slices_of(SPACE, service)
-    return Collection(kind, usual.where, usual.selector)
 
 
 @contextmanager

@@ -21,7 +21,6 @@ from qualification.kubernetes.real import (
     definition,
     no_cluster,
     real_api,
-    slices_known_to,
 )
 from router.config import Kubernetes
 from router.members.discovery.kubernetes import KubernetesWatch, PoolDiscovery
@@ -241,8 +240,7 @@ def test_selectors_are_refused_as_the_server_refuses_them(api: RealApi) -> None:
 
 def test_the_documented_role_is_enough_and_no_more(api: RealApi) -> None:
     with api.asking(ROUTER) as client:
-        for resource in (PODS, "/apis/discovery.k8s.io/v1beta1/namespaces/space/endpointslices"):
-            assert client.get(resource).status_code == 200
+        assert client.get(PODS).status_code == 200
         for resource in (POOLS, OBJECTIVES):
             assert client.get(resource).status_code in (200, 404)  # allowed; it may not be defined
         for resource in ("secrets", "configmaps", "serviceaccounts"):
@@ -292,34 +290,6 @@ async def test_a_list_of_several_pages_is_whole(api: RealApi, monkeypatch: pytes
             assert sorted(said[0]) == names
         for name in names:
             checked(client.delete(f"{PODS}/{name}", params={"gracePeriodSeconds": "0"}))
-
-
-async def test_slices_of_a_service_are_followed(api: RealApi) -> None:
-    with api.asking() as client:
-        slices = slices_known_to(client, "llm")
-        path = slices.kind.path(SPACE)
-        target = {"kind": "Pod", "name": "p", "uid": "u", "namespace": SPACE}
-        endpoint = {"addresses": ["10.0.0.1"], "conditions": {"ready": True}, "targetRef": target}
-        labels = {"kubernetes.io/service-name": "llm", "warmroute/engine": "vllm"}
-        content = {
-            "metadata": {"name": "llm-x", "labels": labels},
-            "addressType": "IPv4",
-            "endpoints": [endpoint],
-            "ports": [{"name": "http", "port": 8000}, {"name": "events", "port": 5557}],
-        }
-        async with following(KubernetesWatch(api.account(), slices)) as said:
-            await until(lambda: said)
-            checked(client.post(path, json=content))
-            await until(lambda: said[-1])
-            spec = said[-1]["p"]
-            assert (spec.url, spec.events, spec.engine) == ("http://10.0.0.1:8000", "tcp://10.0.0.1:5557", "vllm")
-            ended = {"ready": False, "serving": True, "terminating": True}
-            if slices.kind.version != "v1beta1":  # which may not know of ending pods yet
-                changed = {"endpoints": [endpoint | {"conditions": ended}]}
-                checked(client.patch(f"{path}/llm-x", json=changed, headers=MERGE))
-                await until(lambda: said[-1]["p"].draining)
-            checked(client.delete(f"{path}/llm-x"))
-            await until(lambda: not said[-1])
 
 
 async def test_a_pool_is_followed_from_before_its_kind_is_defined(api: RealApi) -> None:

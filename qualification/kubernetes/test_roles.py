@@ -41,17 +41,16 @@ def may(api: RealApi, who: dict[str, str], verb: str, what: str, namespace: str 
     return bool(answer["status"]["allowed"])
 
 
-@pytest.mark.parametrize("what", ["pods", "discovery.k8s.io/endpointslices"])
-def test_routers_may_look_for_replicas_in_their_namespace(what: str, api: RealApi) -> None:
+def test_routers_may_look_for_replicas_in_their_namespace(api: RealApi) -> None:
     for verb in ("get", "list", "watch"):
-        assert may(api, ROUTER, verb, what)
-        assert not may(api, ROUTER, verb, what, namespace="default")
-        assert not may(api, REPLICA, verb, what)
+        assert may(api, ROUTER, verb, "pods")
+        assert not may(api, ROUTER, verb, "pods", namespace="default")
+        assert not may(api, REPLICA, verb, "pods")
 
 
-@pytest.mark.parametrize("what", ["pods", "discovery.k8s.io/endpointslices"])
-def test_routers_may_change_nothing(what: str, api: RealApi) -> None:
-    assert not any(may(api, ROUTER, verb, what) for verb in ("create", "update", "patch", "delete", "deletecollection"))
+def test_routers_may_change_nothing(api: RealApi) -> None:
+    changes = ("create", "update", "patch", "delete", "deletecollection")
+    assert not any(may(api, ROUTER, verb, "pods") for verb in changes)
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from qualification.kubernetes.real import MERGE, RealApi, checked, no_cluster, real_api, slices_known_to
+from qualification.kubernetes.real import MERGE, RealApi, checked, no_cluster, real_api
 from router.config import Kubernetes
-from router.members.discovery.kubernetes import KubernetesWatch
-from tests.router.kubernetes_api import PODS, SPACE, Object, following, pod
+from tests.router.kubernetes_api import PODS, SPACE, Object, pod
 from tests.router.scripted import CHAT, Scripted, Served, chat, connect, named, served
 
 why_not = no_cluster("kube-controller-manager")
@@ -36,7 +35,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealApi]:
     with real_api(tmp_path_factory.mktemp("kubernetes")) as made:
         with made.asking() as client:
             checked(client.post("/api/v1/nodes", json={"metadata": {"name": NODE}}))
-        made.start_controllers("deployment", "replicaset", "endpointslice")
+        made.start_controllers("deployment", "replicaset")
         yield made
 
 
@@ -203,31 +202,6 @@ async def test_a_rolling_update_is_followed_and_every_request_is_answered(
         with capsys.disabled():
             asked = observed.answered.total()
             print(f"\n{asked} requests answered; no replica was wrong for longer than {observed.worst_s:.2f} s")
-
-
-async def test_slices_that_a_controller_makes_name_the_pods_of_a_service(api: RealApi) -> None:
-    """Their addresses are made up: it refuses those of this machine itself."""
-    with api.asking() as client:
-        watch = KubernetesWatch(api.account(), slices_known_to(client, "sliced"))
-    async with api.administrator() as client, following(watch) as said:
-        spec: Object = {"selector": {"app": "sliced"}, "ports": [{"name": "http", "port": 80, "targetPort": "web"}]}
-        metadata = {"name": "sliced", "labels": {"warmroute/engine": "vllm"}}
-        checked(await client.post(f"/api/v1/namespaces/{SPACE}/services", json={"metadata": metadata, "spec": spec}))
-        container = {"name": "engine", "image": "none", "ports": [{"name": "web", "containerPort": 8001}]}
-        content = {
-            "metadata": {"name": "p", "labels": {"app": "sliced"}},
-            "spec": {"containers": [container], "nodeName": NODE},
-        }
-        uid = checked(await client.post(PODS, json=content))["metadata"]["uid"]
-        for ready in (True, False, True):
-            status = {"status": pod("p", "10.1.2.3", ready=ready)["status"] | {"containerStatuses": None}}
-            checked(await client.patch(f"{PODS}/p/status", json=status, headers=MERGE))
-            await until(lambda ready=ready: said and bool(said[-1]) is ready)
-        named_by_it = said[-1]["p"]
-        assert (named_by_it.url, named_by_it.engine) == ("http://10.1.2.3:8001", "vllm")
-        assert (named_by_it.incarnation, named_by_it.draining) == (uid, False)
-        checked(await client.delete(f"{PODS}/p", params={"gracePeriodSeconds": "0"}))
-        await until(lambda: said[-1] == {})
 
 
 async def until(condition: Any, tasks: list[asyncio.Task[None]] | None = None) -> None:

@@ -25,7 +25,6 @@ def router(ctx: click.Context, /, **_: object) -> int:
       warmroute router --model-dir my-model=path/to/model \\
         --replica url=http://10.0.0.1:8000,engine=vllm,events=tcp://10.0.0.1:5557
       warmroute router --replicas-file replicas.toml --api-keys keys.toml --host 0.0.0.0
-      warmroute router --kubernetes-service vllm --host 0.0.0.0
       warmroute router --kubernetes-pods app=vllm --host 0.0.0.0
       WARMROUTE_API_KEY=secret warmroute router --config router.toml
 

@@ -23,7 +23,7 @@ from router.process.settings import TABLE
 from router.prompts.model_rewrites import parse_rewrites
 from router.tenants.keys import keys_from_options, parse_keys
 
-KUBERNETES = ("kubernetes_service", "kubernetes_pods", "kubernetes_pool")
+KUBERNETES = ("kubernetes_pods", "kubernetes_pool")
 
 
 def config_from(ctx: click.Context) -> RouterConfig:
@@ -104,12 +104,11 @@ def _check_kubernetes(values: Mapping[str, Any]) -> None:
     if len(given) > 1:
         raise Unusable(
             f"{' and '.join(given)} would name the same pods in two ways; give one of them "
-            "(pods of several services or pools: a label that they share)"
+            "(pods of several pools: a label that they share)"
         )
     for key in ("kubernetes_namespace", "kubernetes_api"):
         if values[key] and not given:
-            *options, last = map(_option, KUBERNETES)
-            raise Unusable(f"{_option(key)} is of no use alone; give {', '.join(options)} or {last} too")
+            raise Unusable(f"{_option(key)} is of no use alone; give {' or '.join(map(_option, KUBERNETES))} too")
     if values["kubernetes_objectives"] and not values["kubernetes_pool"]:
         raise Unusable("--kubernetes-objectives are those of a pool; give --kubernetes-pool too")
 
@@ -132,7 +131,7 @@ def _check_files(values: Mapping[str, Any]) -> None:
 
 
 def _kubernetes(values: Mapping[str, Any]) -> Kubernetes | None:
-    service, pods, pool = (values[key] for key in KUBERNETES)
+    pods, pool = (values[key] for key in KUBERNETES)
     given = next((key for key in KUBERNETES if values[key] is not None), None)
     if given is None:
         return None
@@ -143,7 +142,7 @@ def _kubernetes(values: Mapping[str, Any]) -> Kubernetes | None:
         if pool is not None:
             check_name(pool)
         cluster = in_cluster(os.environ, namespace) if api is None else Cluster(api, namespace or "default")
-    return Kubernetes(cluster, service, pods, pool, bool(values["kubernetes_objectives"]), values["kubernetes_group"])
+    return Kubernetes(cluster, pods, pool, bool(values["kubernetes_objectives"]), values["kubernetes_group"])
 
 
 def _model_dirs(texts: Sequence[str]) -> dict[str, str]:

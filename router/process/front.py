@@ -29,7 +29,6 @@ from router.members.discovery.kubernetes import KubernetesWatch, PoolDiscovery
 from router.members.discovery.pods import pods_of
 from router.members.discovery.pool import Objective, objectives_of
 from router.members.discovery.registry import RegistryDiscovery
-from router.members.discovery.slices import slices_of
 from router.members.feeds import Feeds
 from router.members.members import Members
 from router.members.spec import Desired, parse_replicas
@@ -358,8 +357,6 @@ def discoveries(config: RouterConfig) -> list[Discovery]:
         found.append(RegistryDiscovery(config.registry))
     if (kubernetes := config.kubernetes) is not None:
         cluster = kubernetes.cluster
-        if kubernetes.service is not None:
-            found.append(KubernetesWatch(cluster, slices_of(cluster.namespace, kubernetes.service)))
         if kubernetes.pods is not None:
             found.append(KubernetesWatch(cluster, pods_of(cluster.namespace, kubernetes.pods)))
         if kubernetes.pool is not None:

@@ -57,14 +57,12 @@ SETTINGS: dict[str, list[Setting]] = {
         ),
         replicas_file=_row(FILE, "A TOML file of replicas, one [[replicas]] each, reloaded on change."),
         registry=_row(URL, "Get the replicas from this registry, or a fleet."),
-        kubernetes_service=_row(TEXT, "Use the pods behind this service as replicas.", metavar="NAME"),
         kubernetes_pods=_row(
             TEXT, "Use the pods with these labels as replicas: app=model, or app in (a,b).", metavar="SELECTOR"
         ),
         kubernetes_pool=_row(
             TEXT,
-            "Use the pods of this InferencePool (Gateway API Inference Extension, v1) as replicas, at its port. Give "
-            "only one of the three.",
+            "Use the pods of this InferencePool (Gateway API Inference Extension, v1) as replicas, at its port.",
             metavar="NAME",
         ),
         kubernetes_objectives=_row(
@@ -72,7 +70,7 @@ SETTINGS: dict[str, list[Setting]] = {
         ),
         kubernetes_group=_key(click.Choice(GROUPS), "The API group of objectives.", default=EXTENSION, metavar="GROUP"),
         kubernetes_namespace=_row(
-            TEXT, "Namespace of the service, the pods or the pool.  [default: the router's own]", metavar="NAME"
+            TEXT, "Namespace of the pods or the pool.  [default: the router's own]", metavar="NAME"
         ),
         kubernetes_api=_row(
             URL, "URL of the API server, for example of `kubectl proxy`.  [default: the router's own cluster]"

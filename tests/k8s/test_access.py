@@ -7,7 +7,7 @@ import pytest
 from tests.k8s.rendered import ON_RAY, VARIANTS, Object, Pod, of_kind, pods, rendered, title
 
 LOOKING = {"get", "list", "watch"}
-DISCOVERED = {("discovery.k8s.io", "endpointslices"), ("", "pods")}
+DISCOVERED = {("", "pods")}
 
 
 def too_much(objects: list[Object]) -> list[str]:

@@ -11,7 +11,8 @@ import pytest
 from tests.k8s.load import SIMULATED, under_load
 from tests.k8s.pods_here import Balancer, PodHere
 from tests.k8s.rendered import Pod, pods, rendered
-from tests.router.kubernetes_api import SLICES, SPACE, KubernetesApi
+from tests.router.kubernetes_api import PODS, SPACE, KubernetesApi, port
+from tests.router.kubernetes_api import pod as api_pod
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(240)]
 
@@ -51,16 +52,10 @@ class World:
         return pod
 
     def tell(self, pod: PodHere, *, ready: bool) -> None:
-        """Its endpoint; one that is not ready here ends, and serves still."""
-        target = {"kind": "Pod", "name": pod.name, "uid": f"uid-{pod.name}"}
-        conditions = {"ready": ready, "serving": True, "terminating": not ready}
-        content = {
-            "metadata": {"name": pod.name, "labels": {"kubernetes.io/service-name": "warmroute-replicas"}},
-            "addressType": "IPv4",
-            "endpoints": [{"addresses": [pod.address], "conditions": conditions, "targetRef": target}],
-            "ports": [{"name": name, "port": port, "protocol": "TCP"} for name, port in self._replica.ports.items()],
-        }
-        self.api.put(SLICES, content)
+        """One that is not ready here ends, and serves still."""
+        ports = [port(name, number) for name, number in self._replica.ports.items()]
+        labels = dict(self._replica.labels)
+        self.api.put(PODS, api_pod(pod.name, pod.address, ending=not ready, labels=labels, ports=ports))
 
     async def kill_all(self) -> None:
         for pod in self._made:
@@ -119,6 +114,6 @@ async def test_a_replica_that_ends_fails_no_request(tmp_path: Path) -> None:
             await asyncio.sleep(HEARD_S)
             it.tell(old, ready=False)
             took_s = await ending
-            it.api.delete(SLICES, old.name)
+            it.api.delete(PODS, old.name)
     print(f"\na replica ended: {len(load.failed)} of {load.requests} failed, it ended after {took_s:.1f} s")
     assert load.failed == [] and load.requests > 50

@@ -12,7 +12,6 @@ from fleet.host.engines import launch
 from fleet.plan import Engine, FleetPlan, ModelPlan, Task
 from fleet.toml.plan_file import read_fleet
 from router.members.discovery import pods as discovered
-from router.members.discovery import slices
 from router.members.discovery.labels import values_in
 from tests.k8s.commands import values_of
 from tests.k8s.rendered import ON_RAY, VARIANTS, Object, Pod, of_kind, pods, rendered
@@ -173,19 +172,14 @@ def test_a_flag_that_the_fleet_has_not_is_found() -> None:
 
 @pytest.mark.parametrize("variant", [variant for variant in VARIANTS if variant not in ON_RAY])
 def test_routers_understand_what_is_reported_of_replicas(variant: str) -> None:
-    """The router's own readers of pods and of EndpointSlices read them."""
+    """The router's own reader of pods reads them."""
     [pod] = [pod for pod in pods(rendered(variant)) if pod.is_a(component="replica")]
     given = values_of(variant, "router")
-    if given["kubernetes_service"] is not None:
-        of_service = slice_of(variant, given["kubernetes_service"])
-        values, passed_over = values_in(of_service.metadata)
-        [spec], refused = slices.replicas_in(of_service, values)
-    else:
-        discovered.check_selector(given["kubernetes_pods"])
-        key, _, value = given["kubernetes_pods"].partition("=")
-        assert pod.labels[key] == value
-        values, passed_over = values_in(pod_of(pod).metadata)
-        [spec], refused = discovered.replicas_in(pod_of(pod), values)
+    discovered.check_selector(given["kubernetes_pods"])
+    key, _, value = given["kubernetes_pods"].partition("=")
+    assert pod.labels[key] == value
+    values, passed_over = values_in(pod_of(pod).metadata)
+    [spec], refused = discovered.replicas_in(pod_of(pod), values)
     assert not refused and not passed_over
     assert spec.url == f"http://10.0.0.7:{pod.ports['http']}"
     for name in ("events", "replay", "status", "snapshot"):
@@ -201,14 +195,3 @@ def pod_of(pod: Pod) -> discovered.Pod:
     metadata = {"name": "one", "uid": "1", "labels": dict(pod.labels), "annotations": dict(pod.annotations)}
     status = {"phase": "Running", "podIP": "10.0.0.7", "conditions": [{"type": "Ready", "status": "True"}]}
     return msgspec.convert({"metadata": metadata, "spec": pod.spec, "status": status}, discovered.Pod)
-
-
-def slice_of(variant: str, name: str) -> slices.Slice:
-    [service] = [each for each in of_kind(rendered(variant), "Service") if each["metadata"]["name"] == name]
-    target = {"kind": "Pod", "name": "one", "uid": "1"}
-    said = {
-        "metadata": {"name": f"{name}-x", "labels": service["metadata"]["labels"]},
-        "endpoints": [{"addresses": ["10.0.0.7"], "conditions": {"ready": True}, "targetRef": target}],
-        "ports": [{"name": port["name"], "port": port["port"]} for port in service["spec"]["ports"]],
-    }
-    return msgspec.convert(said, slices.Slice)

@@ -15,7 +15,6 @@ from tests.router.scripted import refused_port
 
 SPACE = "space"
 PODS = f"/api/v1/namespaces/{SPACE}/pods"
-SLICES = f"/apis/discovery.k8s.io/v1/namespaces/{SPACE}/endpointslices"
 POOLS = f"/apis/inference.networking.k8s.io/v1/namespaces/{SPACE}/inferencepools"
 OBJECTIVES = f"/apis/inference.networking.x-k8s.io/v1alpha2/namespaces/{SPACE}/inferenceobjectives"
 Object = dict[str, Any]

@@ -94,7 +94,6 @@ class FromObject(NamedTuple, Generic[Made]):
     """The things made from one object."""
 
     uid: str = ""
-    order: tuple[str, ...] = ()
     made: tuple[Made, ...] = ()
     good: Values | None = None  # its last labels and annotations that made some
     logged: frozenset[str] = frozenset()  # remarks logged already
@@ -109,8 +108,6 @@ class Kind(NamedTuple, Generic[Item, Made]):
     # From an object and its values: replicas, and why others were refused (to follow the object's name in a log).
     make: Callable[[Item, Values], tuple[Sequence[Made], Sequence[str]]]
     selects_by: str = "labelSelector"  # the parameter that has the selector
-    # If the same name is made of two objects, the first one counts.
-    order: Callable[[Item], tuple[str, ...]] = lambda item: (item.metadata.name,)
 
     def path(self, namespace: str) -> str:
         api = f"/apis/{self.group}" if self.group else "/api"
@@ -165,12 +162,8 @@ class Collection(Generic[Item, Made]):
         return self._objects.get(name, nothing).made != before.made
 
     def desired(self) -> dict[str, Made]:
-        """All of them by name; one named by several objects counts once."""
-        desired: dict[str, Made] = {}
-        for each in sorted(self._objects.values(), key=lambda each: each.order):
-            for one in each.made:
-                desired.setdefault(one.name, one)
-        return desired
+        """All of them by name; of one that several objects name, that of the last object by name."""
+        return {one.name: one for _, each in sorted(self._objects.items()) for one in each.made}
 
     def _advance(self, version: str) -> None:
         known = self.resource_version
@@ -197,7 +190,7 @@ class Collection(Generic[Item, Made]):
         for remark in remarks:
             if remark not in before.logged:
                 log.warning("%s: %s %s %s", self.where, self.kind.noun, metadata.name, remark)
-        return FromObject(metadata.uid, self.kind.order(item), tuple(made), good, before.logged.union(remarks))
+        return FromObject(metadata.uid, tuple(made), good, before.logged.union(remarks))
 
 
 _event = msgspec.json.Decoder(WatchEvent).decode

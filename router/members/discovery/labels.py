@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias, get_args
 
 from msgspec import Struct
 
-from router.members.spec import OFF, SOCKETS, BadSpec, ReplicaSpec, engines, spec_of
+from router.members.spec import OFF, SOCKETS, BadSpec, engines
 from router.placement.cost import Role
 
 PREFIX = "warmroute/"
@@ -86,16 +86,6 @@ def annotations_in(values: Mapping[str, str]) -> Annotations:
         fields["resume"] = resume == "true"
     ports = {PORTS[key]: _whole(key, value, MAX_PORT) for key, value in values.items() if key in PORTS}
     return Annotations(fields, ports, has_events)
-
-
-def spec_at(address: str, ports: Mapping[str, int], annotations: Annotations, **known: Any) -> ReplicaSpec:
-    """The replica at an address with these named ports."""
-    host = f"[{address}]" if ":" in address else address
-    if HTTP not in ports:
-        raise BadSpec(f"{host} has no port named {HTTP}; name its ports {HTTP}, {', '.join(SOCKETS)}")
-    sockets = {name: f"tcp://{host}:{ports[name]}" for name in SOCKETS if name in ports}
-    sockets = sockets if annotations.has_events else {"events": OFF}
-    return spec_of({**annotations.fields, **sockets, **known, "url": f"http://{host}:{ports[HTTP]}"})
 
 
 def _whole(key: str, value: str, most: int = 2**31 - 1) -> int:

@@ -7,8 +7,8 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from router.members.discovery.collection import Collection, Kind
-from router.members.discovery.labels import HTTP, HTTP_PORT, PREFIX, Metadata, Values, annotations_in, spec_at
-from router.members.spec import SOCKETS, BadSpec, ReplicaSpec
+from router.members.discovery.labels import HTTP, HTTP_PORT, PREFIX, Metadata, Values, annotations_in
+from router.members.spec import OFF, SOCKETS, BadSpec, ReplicaSpec, spec_of
 
 
 class ContainerPort(Struct, rename="camel"):
@@ -84,14 +84,15 @@ def replicas_in(pod: Pod, values: Values, rank: int = 0) -> tuple[Sequence[Repli
         ports = ports_of(pod) | annotations.ports
         if (http := ports.get(HTTP)) is None:
             raise BadSpec(f"it has no port named {HTTP}; name the container's port, or annotate {PREFIX}http-port")
-        spec = spec_at(
-            pod.status.pod_ip,
-            {name: port + rank if name in SOCKETS else port for name, port in ports.items()},
-            annotations,
-            name=pod.metadata.name,
-            draining=pod.is_ending,
-            incarnation=incarnation_of(pod, http),
-        )
+        host = f"[{pod.status.pod_ip}]" if ":" in pod.status.pod_ip else pod.status.pod_ip
+        sockets = {name: f"tcp://{host}:{ports[name] + rank}" for name in SOCKETS if name in ports}
+        known = {
+            "name": pod.metadata.name,
+            "url": f"http://{host}:{http}",
+            "draining": pod.is_ending,
+            "incarnation": incarnation_of(pod, http),
+        }
+        spec = spec_of({**annotations.fields, **(sockets if annotations.has_events else {"events": OFF}), **known})
     except BadSpec as error:
         return (), [f"cannot be used: {error}"]
     return [spec], ()

@@ -1,4 +1,4 @@
-"""Kubernetes' EndpointSlices: their meaning, and a watch on a server that drops, forgets and refuses."""
+"""A list and a watch of pods, on a server that drops, forgets and refuses."""
 
 import asyncio
 import logging
@@ -10,172 +10,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from router.members.discovery.collection import Cluster, Collection, Expired, in_cluster
+from router.members.discovery.collection import Cluster, in_cluster
 from router.members.discovery.desired import Backoff
 from router.members.discovery.kubernetes import KEEPALIVE, PAGE, KubernetesWatch, client_of
-from router.members.discovery.slices import Conditions, Slice, is_draining, slices_of
+from router.members.discovery.pods import pods_of
 from router.members.spec import Desired, ReplicaSpec
-from tests.router.kubernetes_api import SLICES, SPACE, KubernetesApi, Refusal, following
+from tests.router.kubernetes_api import PODS, SPACE, KubernetesApi, Refusal, following, pod
 from tests.router.loopback import Reply, Request, certificate, until, with_openssl
 
 pytestmark = pytest.mark.virtual
-
-
-HTTP_PORT = {"name": "http", "port": 8000, "protocol": "TCP"}
-EVENTS = [{"name": "events", "port": 5557}, {"name": "replay", "port": 5558, "protocol": "TCP"}]
-
-
-def slice_of(name: str, *endpoints: dict[str, Any], ports: Any = None, family: str = "IPv4") -> dict[str, Any]:
-    return {
-        "metadata": {"name": name, "labels": {"kubernetes.io/service-name": "llm"}},
-        "addressType": family,
-        "endpoints": list(endpoints),
-        "ports": [HTTP_PORT] if ports is None else ports,
-    }
-
-
-def pod(name: str, address: str = "10.0.0.1", **conditions: bool) -> dict[str, Any]:
-    target = {"kind": "Pod", "name": name, "uid": f"uid-{name}", "namespace": "default"}
-    return {"addresses": [address], "conditions": {"ready": True} | conditions, "targetRef": target}
-
-
-def listed(*slices: dict[str, Any]) -> Collection[Slice, ReplicaSpec]:
-    made = slices_of(SPACE, "llm")
-    made.listed([made.page(msgspec.json.encode({"metadata": {"resourceVersion": "5"}, "items": slices}))])
-    return made
-
-
-# ---- what slices mean
-
-
-def test_a_ready_pod_is_a_replica_by_its_name_and_ports() -> None:
-    slices = listed(slice_of("s", pod("p"), ports=[HTTP_PORT, *EVENTS]))
-    spec = slices.desired()["p"]
-    assert (spec.url, spec.events, spec.replay, spec.snapshot) == (
-        "http://10.0.0.1:8000",
-        "tcp://10.0.0.1:5557",
-        "tcp://10.0.0.1:5558",
-        None,
-    )
-    assert (spec.incarnation, spec.draining) == ("uid-p", False)
-    assert slices.resource_version == "5"
-
-
-def test_an_endpoint_that_is_no_pod_is_named_by_its_address() -> None:
-    bare = {"addresses": ["2001:db8::1"]}
-    assert list(listed(slice_of("s", bare, family="IPv6")).desired()) == ["[2001:db8::1]:8000"]
-
-
-def test_the_only_port_is_that_of_http() -> None:
-    for ports in ([{"port": 8000}], [{"name": "web", "port": 8000}], [{"name": "", "port": 8000}]):
-        assert listed(slice_of("s", pod("p"), ports=ports)).desired()["p"].url == "http://10.0.0.1:8000"
-
-
-def test_without_a_port_of_http_there_is_no_replica_and_the_log_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    slices = listed(slice_of("s", pod("p"), ports=[{"name": "web", "port": 1}, *EVENTS]))
-    assert slices.desired() == slices.desired() == {}
-    again = slice_of("s", pod("p"), ports=[{"name": "web", "port": 2}, *EVENTS])
-    again["metadata"]["resourceVersion"] = "6"
-    assert not slices.changed(msgspec.json.encode({"type": "MODIFIED", "object": again}))
-    assert [record.getMessage() for record in caplog.records] == [
-        "service space/llm: its slice s has an endpoint that cannot be used: 10.0.0.1 has no port named http; "
-        "name its ports http, events, replay, status, snapshot"
-    ]
-
-
-def test_a_pod_of_two_families_counts_once() -> None:
-    six = slice_of("a", pod("p", "2001:db8::1"), family="IPv6")
-    wanted = listed(six, slice_of("b", pod("p"))).desired()
-    assert [spec.url for spec in wanted.values()] == ["http://10.0.0.1:8000"]
-
-
-@pytest.mark.parametrize(
-    ("conditions", "draining"),
-    [
-        ({}, False),
-        ({"ready": True}, False),
-        ({"ready": False}, None),
-        ({"ready": False, "serving": True, "terminating": True}, True),
-        ({"ready": False, "serving": False, "terminating": True}, True),
-        ({"ready": False, "serving": True, "terminating": False}, None),
-        ({"ready": True, "serving": True, "terminating": False}, False),
-    ],
-)
-def test_conditions_say_whether_it_takes_requests(conditions: dict[str, bool], draining: bool | None) -> None:
-    assert is_draining(msgspec.convert(conditions, Conditions)) is draining
-    found = listed(slice_of("s", pod("p") | {"conditions": conditions})).desired()
-    assert [spec.draining for spec in found.values()] == ([] if draining is None else [draining])
-
-
-def test_labels_of_the_service_say_what_its_replicas_are(caplog: pytest.LogCaptureFixture) -> None:
-    labelled = slice_of("s", pod("p"))
-    labelled["metadata"]["labels"] |= {"warmroute/engine": "vllm", "warmroute/block-size": "32"}
-    spec = listed(labelled).desired()["p"]
-    assert (spec.engine, spec.block_size) == ("vllm", 32)
-    labelled["metadata"]["labels"]["warmroute/block-size"] = "much"
-    assert list(listed(labelled, slice_of("t", pod("q"))).desired()) == ["q"]
-    assert caplog.messages == [
-        "service space/llm: its slice s cannot be used: warmroute/block-size is 'much'; "
-        "write a whole number from 1 to 2147483647"
-    ]
-
-
-@pytest.mark.parametrize(
-    ("label", "value", "said"),
-    [
-        ("tier", "gold", "has a key that is ignored: warmroute/tier is not known; "),
-        (
-            "engine",
-            "vlm",
-            "engine is 'vlm'; write auto, warmroute, vllm, sglang, trtllm or openai; its last valid value still",
-        ),
-        ("block-size", "16k", "whole number from 1 to 2147483647; its last valid value still counts"),
-    ],
-)
-def test_a_mistyped_label_of_the_service_takes_no_replica_away(
-    label: str, value: str, said: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    good = slice_of("s", pod("p"), pod("x" * 200))  # of which one can never be used
-    good["metadata"]["labels"]["warmroute/engine"] = "vllm"
-    slices = listed(good)
-    caplog.clear()
-    mistyped = slice_of("s", pod("p", terminating=True), pod("q"))
-    mistyped["metadata"]["labels"] |= {"warmroute/engine": "vllm", f"warmroute/{label}": value}
-    mistyped["metadata"]["resourceVersion"] = "6"
-    assert slices.changed(msgspec.json.encode({"type": "MODIFIED", "object": mistyped}))
-    found = {name: (spec.engine, spec.draining) for name, spec in slices.desired().items()}
-    assert found == {"p": ("vllm", True), "q": ("vllm", False)}
-    (message,) = caplog.messages
-    assert said in message
-
-
-def test_lists_that_are_null_are_empty() -> None:
-    empty = slice_of("s") | {"endpoints": None, "ports": None}
-    assert listed(empty).desired() == {}
-
-
-def test_events_of_a_watch_change_the_slices() -> None:
-    slices = listed()
-
-    def event(kind: str, content: dict[str, Any], version: str) -> bool:
-        content["metadata"]["resourceVersion"] = version
-        return slices.changed(msgspec.json.encode({"type": kind, "object": content}))
-
-    assert event("ADDED", slice_of("s", pod("p")), "6")
-    assert list(slices.desired()) == ["p"]
-    assert event("MODIFIED", slice_of("s", pod("q")), "7")
-    assert list(slices.desired()) == ["q"]
-    assert not event("BOOKMARK", {"metadata": {}}, "9")
-    assert slices.resource_version == "9"
-    assert event("DELETED", slice_of("s", pod("q")), "10")
-    assert slices.desired() == {}
-    with pytest.raises(Expired, match="too old"):
-        slices.changed(b'{"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "too old"}}')
-    with pytest.raises(ValueError, match="the watch failed with 500: etcd"):
-        slices.changed(b'{"type": "ERROR", "object": {"kind": "Status", "code": 500, "message": "etcd"}}')
 
 
 # ---- in a cluster
@@ -202,14 +47,15 @@ async def watching(
 ) -> AsyncIterator[tuple[KubernetesWatch[ReplicaSpec], list[Desired]]]:
     files = [None if path is None else str(path) for path in (token, authority)]
     cluster = Cluster(api.url, SPACE, *files)
-    watch = KubernetesWatch(cluster, slices_of(SPACE, "llm"), backoff=Backoff(first_s=0.01, most_s=0.05))
+    watch = KubernetesWatch(cluster, pods_of(SPACE, "app=llm"), backoff=Backoff(first_s=0.01, most_s=0.05))
     async with api.running(), following(watch) as said:
         yield watch, said
 
 
 def api_with(*names: str) -> KubernetesApi:
     api = KubernetesApi()
-    api.put(SLICES, slice_of("s", *map(pod, names)))
+    for name in names:
+        api.put(PODS, pod(name))
     return api
 
 
@@ -229,31 +75,19 @@ async def test_a_list_and_then_a_watch_find_the_members(tmp_path: Path) -> None:
         await until(lambda: api.watched, "the watch")
         assert [list(wanted) for wanted in said] == [["a"]]
         token.write_text("renewed\n")
-        api.put(SLICES, slice_of("s", pod("a", ready=False, serving=True, terminating=True), pod("b")))
-        await until(lambda: len(said) == 2, "the change")
-        assert {name: spec.draining for name, spec in said[1].items()} == {"a": True, "b": False}
-        api.delete(SLICES, "s")
-        await until(lambda: said[-1] == {}, "the end")
+        api.put(PODS, pod("a", ending=True))
+        api.put(PODS, pod("b"))
+        await until(lambda: len(said) == 3, "the changes")
+        assert {name: spec.draining for name, spec in said[2].items()} == {"a": True, "b": False}
+        api.delete(PODS, "a")
+        await until(lambda: list(said[-1]) == ["b"], "the end")
         api.drop()
         await until(lambda: len(api.watches()) == 2, "the next watch")
     first, second = api.watches()
-    assert first.path == SLICES
-    assert first.query["labelSelector"] == "kubernetes.io/service-name=llm"
+    assert first.path == PODS
+    assert first.query["labelSelector"] == "app=llm"
     assert first.query["allowWatchBookmarks"] == "true"
     assert (first.headers["authorization"], second.headers["authorization"]) == ("Bearer first", "Bearer renewed")
-
-
-async def test_a_token_that_was_replaced_is_read_relist(tmp_path: Path) -> None:
-    token = tmp_path / "token"
-    token.write_text("old")
-    api = api_with("a")
-    api.refusals.append(
-        lambda request: (401, {}) if request.headers["authorization"] == "Bearer old" else None,
-    )
-    async with watching(api, token) as (watch, said):
-        await until(lambda: watch.problem, "the refusal")
-        token.write_text("new")
-        await until(lambda: said and watch.problem is None, "the watch")
 
 
 @pytest.mark.parametrize("written", ["tök".encode(), b"\xff\xfe", b"a\nb", b"a b", b""])
@@ -284,12 +118,12 @@ async def test_an_authority_that_was_replaced_is_read_relist(tmp_path: Path) -> 
         await api.stop()
         second, key = certificate(tmp_path, "second")
         api.tls = tls_of(second, key)
-        api.put(SLICES, slice_of("s", pod("b")))
+        api.put(PODS, pod("b"))
         await api.start()
         await until(lambda: "certificate" in str(watch.problem), "the refusal of whom nobody vouches for")
         assert list(said[-1]) == ["a"]
         shutil.copy(second, authority)
-        await until(lambda: list(said[-1]) == ["b"], "the change")
+        await until(lambda: list(said[-1]) == ["a", "b"], "the change")
 
 
 @pytest.mark.virtual(False)
@@ -306,18 +140,18 @@ async def test_a_dropped_watch_continues_where_it_was(caplog: pytest.LogCaptureF
     api = api_with("a")
     async with watching(api) as (watch, said):
         await until(lambda: api.watched, "the watch")
-        api.bookmark(SLICES)
-        api.bookmark(SLICES)
-        api.put(SLICES, slice_of("s", pod("b")))
+        api.bookmark(PODS)
+        api.bookmark(PODS)
+        api.put(PODS, pod("b"))
         await until(lambda: len(said) == 2, "the change")
         api.forget()  # but for what the bookmarks and the change have told
         api.drop()
-        api.put(SLICES, slice_of("s", pod("c")))
+        api.put(PODS, pod("c"))
         await until(lambda: len(said) == 3, "the change that came meanwhile")
         assert watch.problem is None
     assert api.kinds().count("list") == 1
     assert api.watches()[1].query["resourceVersion"] == "104"
-    assert [list(wanted) for wanted in said] == [["a"], ["b"], ["c"]]
+    assert [list(wanted) for wanted in said] == [["a"], ["a", "b"], ["a", "b", "c"]]
     assert "keeping what it named" in caplog.text
 
 
@@ -327,7 +161,7 @@ async def test_a_watch_from_too_long_ago_lists_everything_relist(how: str) -> No
     async with watching(api) as (_, said):
         await until(lambda: api.watched, "the watch")
         await api.stop()
-        api.delete(SLICES, "s")
+        api.delete(PODS, "a")
         api.forget()
         if how == "status":
             api.refusals.append(lambda request: refusing("watch", 410)(request) if len(api.watches()) == 2 else None)
@@ -340,19 +174,19 @@ async def test_a_watch_that_goes_back_is_settled_by_a_list() -> None:
     api = api_with("a")
     async with watching(api) as (_, said):
         await until(lambda: api.watched, "the watch")
-        api.put(SLICES, slice_of("s", pod("b")))
+        api.put(PODS, pod("b"))
         await until(lambda: len(said) == 2, "the change")
-        api.say_again(SLICES)
+        api.say_again(PODS)
         await until(lambda: api.kinds().count("list") == 2, "the list")
-        api.put(SLICES, slice_of("s", pod("c")))
+        api.put(PODS, pod("c"))
         await until(lambda: len(said) == 3, "the next change")
-    assert [list(wanted) for wanted in said] == [["a"], ["b"], ["c"]]
+    assert [list(wanted) for wanted in said] == [["a"], ["a", "b"], ["a", "b", "c"]]
 
 
 async def test_a_long_list_is_read_page_by_page_and_counts_when_it_is_whole() -> None:
     api = KubernetesApi()
     for number in range(2 * PAGE + 1):
-        api.put(SLICES, slice_of(f"s{number}", pod(f"p{number}")))
+        api.put(PODS, pod(f"p{number}"))
     async with watching(api) as (_, said):
         await until(lambda: api.watched, "the watch")
     assert api.kinds().count("list") == 3
@@ -362,7 +196,7 @@ async def test_a_long_list_is_read_page_by_page_and_counts_when_it_is_whole() ->
 async def test_a_list_whose_next_page_is_gone_begins_again() -> None:
     api = KubernetesApi()
     for number in range(PAGE + 1):
-        api.put(SLICES, slice_of(f"s{number}", pod(f"p{number}")))
+        api.put(PODS, pod(f"p{number}"))
 
     def forgets_once(_: Request) -> Refusal | None:
         if len(api.asked) == 2:
@@ -381,19 +215,17 @@ async def test_half_a_line_is_no_event() -> None:
     async with watching(api) as (_, said):
         await until(lambda: api.watched, "the watch")
         api.torn = True
-        api.put(SLICES, slice_of("s", pod("b")))
+        api.put(PODS, pod("b"))
         await until(lambda: len(said) == 2, "the change, by the next watch")
     assert api.kinds()[:3] == ["list", "watch", "watch"]
-    assert list(said[1]) == ["b"]
+    assert list(said[1]) == ["a", "b"]
 
 
 async def test_only_a_line_feed_ends_a_line() -> None:
     api = api_with("a")
     async with watching(api) as (watch, said):
         await until(lambda: api.watched, "the watch")
-        changed = slice_of("s", pod("b"))
-        changed["metadata"]["annotations"] = {"note": "one\x85two\u2028three"}
-        api.put(SLICES, changed)
+        api.put(PODS, pod("b", annotations={"note": "one\x85two\u2028three"}))
         await until(lambda: len(said) == 2, "the change")
         assert watch.problem is None
     assert len(api.asked) == 2
@@ -402,7 +234,7 @@ async def test_only_a_line_feed_ends_a_line() -> None:
 @pytest.mark.parametrize(
     ("kind", "status", "why"),
     [
-        ("list", 403, "let the service account get, list and watch endpointslices of discovery.k8s.io in"),
+        ("list", 403, "let the service account get, list and watch pods of the core API in"),
         ("watch", 500, "status 500: refused with 500"),
     ],
 )
@@ -455,17 +287,9 @@ async def test_a_server_that_says_when_is_asked_then(status: int) -> None:
     assert 1.0 <= asked_at[1] - asked_at[0] < 5.0
 
 
-async def test_a_watch_that_is_refused_for_what_it_asks_begins_with_a_list() -> None:
-    api = api_with("a")
-    api.refusals.append(lambda request: refusing("watch", 400)(request) if len(api.watches()) == 1 else None)
-    async with watching(api):
-        await until(lambda: api.watched, "the second watch")
-    assert api.kinds() == ["list", "watch", "list", "watch"]
-
-
 @pytest.mark.parametrize(
     ("status", "said_first"),
-    [(400, []), (410, ["Listing service space/llm again: the server answered 410"])],
+    [(400, []), (410, ["Listing pods space/app=llm again: the server answered 410"])],
 )
 async def test_a_server_that_lists_but_lets_no_watch_begin_is_asked_less_and_less(
     status: int, said_first: list[str], caplog: pytest.LogCaptureFixture
@@ -486,16 +310,16 @@ async def test_a_server_that_lists_but_lets_no_watch_begin_is_asked_less_and_les
         assert api.kinds()[:8] == ["list", "watch"] * 4
         why = f"status {status}: refused with {status}"
         assert watch.problem == why
-        failure = f"Cannot read service space/llm: {why}; keeping what it named before"
+        failure = f"Cannot read pods space/app=llm: {why}; keeping what it named before"
         assert caplog.messages == [*said_first, failure]
-        api.put(SLICES, slice_of("s", pod("b")))
+        api.put(PODS, pod("b"))
         api.refusals.clear()
-        await until(lambda: [*said[-1]] == ["b"] and watch.problem is None, "the watch")
-        assert caplog.messages[-1] == "service space/llm can be read again"
+        await until(lambda: [*said[-1]] == ["a", "b"] and watch.problem is None, "the watch")
+        assert caplog.messages[-1] == "pods space/app=llm can be read again"
         await until(lambda: api.watched, "the watch, as it sees it")
-        api.bookmark(SLICES)
+        api.bookmark(PODS)
         await until(lambda: watch._relist.is_fresh, "what is waited for now")
-    assert [list(wanted) for wanted in said] == [["a"], ["b"]]
+    assert [list(wanted) for wanted in said] == [["a"], ["a", "b"]]
 
 
 async def test_a_watch_that_ends_with_an_error_at_once_is_asked_for_less_and_less() -> None:
@@ -523,7 +347,7 @@ async def test_a_server_without_a_machine_would_be_noticed_in_ten_seconds() -> N
     """The kernel's part: nobody here can take a machine away."""
     api = api_with("a")
     client = client_of(Cluster(api.url, SPACE), 1.0)
-    async with api.running(), client, client.stream("GET", api.url + SLICES) as response:
+    async with api.running(), client, client.stream("GET", api.url + PODS) as response:
         connection: socket.socket = response.extensions["network_stream"].get_extra_info("socket")
         assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         for option, value in KEEPALIVE.items():

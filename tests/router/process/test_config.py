@@ -143,16 +143,11 @@ def test_what_may_be_repeated_is_a_list_in_the_file_and_has_spaces_in_the_enviro
         (("--set=client_path=/replicas",), "'/replicas' is not a path below /v1/; write it like /v1/videos"),
         (("--set=client_path=/v1/videos/",), "'/v1/videos/' is not a path below /v1/"),
         (("--set=client_path=/v1/{x}",), "'/v1/{x}' is not a path below /v1/"),
-        (("--kubernetes-service", "llm"), "--kubernetes-service: this process has no pod service account"),
         (
             ("--kubernetes-namespace", "n"),
-            "is of no use alone; give --kubernetes-service, --kubernetes-pods or --kuber",
+            "is of no use alone; give --kubernetes-pods or --kubernetes-pool too",
         ),
         (("--kubernetes-pods", "app=a"), "--kubernetes-pods: this process has no pod service account"),
-        (
-            ("--kubernetes-pods", "app=a", "--kubernetes-service", "llm"),
-            "would name the same pods in two ways; give one",
-        ),
         (
             ("--kubernetes-pods", "app=a", "--kubernetes-pool", "llm"),
             "--kubernetes-pods and --kubernetes-pool would name the same pods in two ways; give one",
@@ -242,7 +237,7 @@ def test_pods_of_kubernetes_are_found_by_their_pool() -> None:
     environment = {"WARMROUTE_KUBERNETES_POOL": "llm", "WARMROUTE_KUBERNETES_API": "http://127.0.0.1:8001"}
     made = config(environment=environment).kubernetes
     assert made is not None
-    assert (made.service, made.pods, made.pool, made.objectives) == (None, None, "llm", False)
+    assert (made.pods, made.pool, made.objectives) == (None, "llm", False)
     made = config("--kubernetes-objectives", environment=environment).kubernetes
     assert made is not None
     assert made.objectives
