@@ -24,11 +24,8 @@ class PromptBuilder(Protocol):
     def read(self, api: str, body: bytes, max_model_len: int | None = None) -> "Asked":
         """Read a request of this API; raise ApiError if its prompt cannot be known."""
 
-    def rendered(self, api: str, body: bytes) -> "Question | None":
-        """The question for the tokens of a request; None: the engine has none for such requests."""
-
     def tokenized(self, api: str, body: bytes) -> "Question | None":
-        """The same by a route that older versions have."""
+        """The question for the tokens of a request; None: the engine has none for such requests."""
 
 
 class ServerCommand(Struct, frozen=True, kw_only=True):

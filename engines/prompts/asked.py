@@ -36,9 +36,8 @@ class Asked(Struct):
 
 
 class Question(Struct, frozen=True):
-    """A request for the tokens that the engine makes of a client's request."""
+    """A body for `POST /tokenize`, to ask for the tokens that the engine makes of a client's request."""
 
-    path: str
     body: bytes
     unseen: str | None = None  # the field that the answer does not cover, if there is one
 

@@ -43,12 +43,6 @@ PART_FIELDS = frozenset(  # fields of its types; a template that takes parts see
 )
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"}
 
-RENDER = {
-    "chat": "/v1/chat/completions/render",
-    "completions": "/v1/completions/render",
-    "messages": "/v1/messages/render",
-    "responses": "/v1/responses/render",
-}
 TOKENIZED = ("model", "messages", "tools", "add_generation_prompt", "continue_final_message", "add_special_tokens")
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 _decode_raw = msgspec.json.Decoder(dict[str, Raw]).decode
@@ -173,16 +167,8 @@ class Vllm:
 
     # ---- the engine's own words
 
-    @staticmethod
-    def rendered(api: str, body: bytes) -> Question | None:
-        """The question for a server that renders requests (`--enable-scale-out`)."""
-        if api == "batch":
-            body, api = first_of_batch(body), "chat"
-        path = RENDER.get(api)
-        return None if path is None else Question(path, body)
-
     def tokenized(self, api: str, body: bytes) -> Question | None:
-        """The question for `POST /tokenize`, which every server answers, and which does not see all fields."""
+        """The question for `POST /tokenize`, which does not see all fields."""
         if api == "batch":
             body = first_of_batch(body)
         fields = _decode(body)
@@ -192,7 +178,7 @@ class Vllm:
         if api == "completions":
             prompt = fields.get("prompt")
             asked["prompt"] = prompt[0] if isinstance(prompt, list) and prompt else prompt
-            return Question("/tokenize", msgspec.json.encode(asked)) if isinstance(asked["prompt"], str) else None
+            return Question(msgspec.json.encode(asked)) if isinstance(asked["prompt"], str) else None
         asked["messages"] = [_with_reasoning(message) for message in asked.get("messages") or ()]
         arguments = dict(fields.get("chat_template_kwargs") or {})
         unseen = api if api in CHATS else None  # how the engine makes a chat of it
@@ -206,7 +192,7 @@ class Vllm:
             unseen = "documents"
         if arguments:
             asked["chat_template_kwargs"] = arguments
-        return Question("/tokenize", msgspec.json.encode(asked), unseen)
+        return Question(msgspec.json.encode(asked), unseen)
 
     # ---- parts of a chat
 

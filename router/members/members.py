@@ -72,7 +72,6 @@ class Server:
     trouble: str = ""  # reason of its last health check, if that failed
     verified: str | None = None  # result of comparing its tokenizer with ours
     process: str = ""  # a name for its present process, which no other has
-    renders: bool = True  # it may have routes that say a request's tokens
 
     @property
     def name(self) -> str:

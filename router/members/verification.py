@@ -188,24 +188,18 @@ class Verification:
         self, member: Member, tokens: Tokens, shapes: Shapes, api: str, body: bytes
     ) -> tuple[list[int] | None, str | None]:
         """The engine's own tokens for the request, and the field that it did not look at."""
-        engine = tokens.engine
-        assert engine is not None, "it has shapes"
-        for renders in (True, False) if member.server.renders else (False,):
-            question = engine.rendered(api, body) if renders else engine.tokenized(api, body)
-            if question is None:
-                continue
-            answer = await self._ask(member.server, question.path, question.body, ANSWER_S)
-            if answer.status == 200:
-                return token_ids_in(answer.body), question.unseen
-            if answer.status not in OFF:
-                return None, None  # it refuses the request itself, or is busy
-            if renders:
-                member.server.renders = False
-            else:
-                why = f"POST {question.path} answers {answer.status}, so no prompt can be verified"
-                if shapes.silent is None:
-                    log.warning("%s: %s", member.name, why)
-                shapes.unanswered(why, self._now_s())
+        assert tokens.engine is not None, "it has shapes"
+        question = tokens.engine.tokenized(api, body)
+        if question is None:
+            return None, None
+        answer = await self._ask(member.server, "/tokenize", question.body, ANSWER_S)
+        if answer.status == 200:
+            return token_ids_in(answer.body), question.unseen
+        if answer.status in OFF:  # else it refuses the request itself, or is busy
+            why = f"POST /tokenize answers {answer.status}, so no prompt can be verified"
+            if shapes.silent is None:
+                log.warning("%s: %s", member.name, why)
+            shapes.unanswered(why, self._now_s())
         return None, None
 
     def _differs(self, shapes: Shapes, name: str, process: str, odd: Odd, found: Difference) -> None:

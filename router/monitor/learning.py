@@ -93,7 +93,7 @@ class Learning:
         self.tokenizers.of(facts.spec.model, engine_of([facts.profile]), facts.tokenizer)
         if not server.learned or facts.models[:1] != server.models[:1]:
             self._forget_process(server)
-            server.verified, server.renders = None, True
+            server.verified = None
             server.process = f"{server.name} #{next(self._processes)}"
         self.arrange(server, facts.ranks)
         known = {member.why_no_events for member in server.members}

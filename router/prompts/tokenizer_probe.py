@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from api.errors import ApiError
 from api.openai.engine_requests import TokenizeRequest
@@ -53,11 +53,10 @@ class ProbeResult(Struct, frozen=True):
 
 
 class _Tokenized(Struct):
-    tokens: list[int] | None = None
-    token_ids: list[int] | None = None
+    tokens: list[Annotated[int, Meta(ge=0, lt=2**32)]] | None = None
 
 
-_decode = msgspec.json.Decoder(_Tokenized | list[_Tokenized]).decode
+_decode = msgspec.json.Decoder(_Tokenized).decode
 
 
 def probes(model: str, prompts: Prompts, engine: PromptBuilder | None = None) -> list[Probe]:
@@ -104,15 +103,11 @@ def verdict(asked: Sequence[Probe], answers: Iterable[tuple[int, bytes]]) -> Pro
 
 
 def token_ids_in(body: bytes) -> list[int] | None:
-    """The tokens in an answer of `/tokenize` or of a route that renders; None if there are none."""
+    """The tokens in an answer of `/tokenize`; None if there are none."""
     try:
-        answer: Any = _decode(body)
+        return _decode(body).tokens or None
     except UNREADABLE:
         return None
-    if isinstance(answer, list):
-        answer = answer[0] if answer else _Tokenized()
-    ids: list[int] | None = answer.token_ids if answer.tokens is None else answer.tokens
-    return ids if ids and min(ids) >= 0 and max(ids) < 2**32 else None
 
 
 def conversations(prompts: Prompts) -> list[str]:

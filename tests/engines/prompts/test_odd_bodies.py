@@ -73,7 +73,6 @@ def test_nothing_else_is_raised(
     try:
         asked = engine.read(api, body)
         assert asked.texts and all(isinstance(text, str | list) for text in asked.texts)
-        assert engine.rendered(api, body) is not None
         engine.tokenized(api, body)
     except ApiError:
         pass

@@ -176,11 +176,8 @@ def test_a_batch_is_known_by_its_first_conversation() -> None:
     assert read(AS_JSON, "batch", messages=[[U], [U, U]]) == f"[{USER}]|{NONE}"
     engine = Vllm(Prompts(ByteTokenizer(), AS_JSON))
     body = json.dumps({"model": "m", "messages": [[U], [U, U]]}).encode()
-    asked = engine.rendered("batch", body)
-    assert asked is not None and (asked.path, json.loads(asked.body)["messages"]) == (
-        "/v1/chat/completions/render",
-        [U],
-    )
+    asked = engine.tokenized("batch", body)
+    assert asked is not None and json.loads(asked.body) == {"model": "m", "messages": [U]}
     assert engine.read("batch", body).shape == engine.read("chat", asked.body).shape
 
 
@@ -192,5 +189,3 @@ def test_the_tokenize_route_does_not_see_how_a_chat_is_made(api: str, fields: di
     assert asked is not None and asked.unseen == api
     special = {"add_special_tokens": True} if api == "responses" else {}
     assert json.loads(asked.body) == {"model": "m", "messages": [U]} | special
-    render = engine.rendered(api, body)
-    assert render is not None and (render.path, render.body) == (f"/v1/{api}/render", body)

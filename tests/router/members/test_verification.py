@@ -35,7 +35,6 @@ class Engine:
 
     def __init__(self, made_by: Prompts) -> None:
         self.made_by = made_by
-        self.renders = False
         self.tokenizes = True
         self.asked: list[str] = []
         self.wait = asyncio.Event()
@@ -44,13 +43,12 @@ class Engine:
     async def answer(self, member: Any, path: str, body: bytes, timeout_s: float) -> Fetched:  # noqa: ARG002
         self.asked.append(path)
         await self.wait.wait()
-        if not (self.renders if path.endswith("/render") else self.tokenizes):
-            return Fetched(403 if path.endswith("/render") else 404, [], b"{}")
+        if not self.tokenizes:
+            return Fetched(404, [], b"{}")
         api = "chat" if b'"messages"' in body else "completions"
         asked = Vllm(self.made_by).read(api, body)
         ids = self.made_by.tokenizer.encode(str(asked.texts[0]), add_special_tokens=asked.special_tokens)
-        name = "token_ids" if path.endswith("/render") else "tokens"
-        return Fetched(200, [], json.dumps({name: ids}).encode())
+        return Fetched(200, [], json.dumps({"tokens": ids}).encode())
 
 
 class World:
@@ -65,7 +63,7 @@ class World:
     def replica(self, name: str) -> Any:
         load = self.placement.add(name)
         slot = load.candidate.slot
-        server = SimpleNamespace(name=name, process=f"{name} #1", renders=True)
+        server = SimpleNamespace(name=name, process=f"{name} #1")
         return SimpleNamespace(name=name, server=server, block_size=16, slot=slot)
 
     def prompt(self, **fields: Any) -> tuple[Prompt, bytes]:
@@ -92,13 +90,11 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     await made.verification.close()
 
 
-@pytest.mark.parametrize("renders", [False, True])
-async def test_the_first_request_of_a_shape_is_approximate_and_the_next_is_exact(world: World, renders: bool) -> None:
-    world.engine.renders = renders
+async def test_the_first_request_of_a_shape_is_approximate_and_the_next_is_exact(world: World) -> None:
     first = world.send(messages=[USER], tools=[TOOL])
     assert not first.exact and first.why_not == NOT_YET and world.tokens.counts.approximate == {"shape": 1}
     await world.settled()
-    assert world.engine.asked == (["/v1/chat/completions/render"] if renders else [world.engine.asked[0], "/tokenize"])
+    assert world.engine.asked == ["/tokenize"]
     again, _ = world.prompt(messages=[USER | {"content": "x"}], tools=[TOOL])
     assert again.exact and again.doubt is None
     assert not world.prompt(messages=[USER])[0].exact, "another shape is verified by itself"
@@ -196,7 +192,6 @@ async def test_another_length_in_an_answer_ends_it(world: World) -> None:
 async def test_few_questions_are_asked_at_once_and_per_second(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verification, "AT_A_STRETCH", 6.0)
     world.verification._allowed = 6.0
-    world.member.server.renders = False
     world.engine.wait.clear()
     for number in range(50):
         world.send(messages=[USER | {"role": f"role {number}"}])
@@ -267,8 +262,6 @@ def answers() -> list[tuple[bytes, list[int] | None]]:
     long: Callable[[Any], bytes] = lambda value: json.dumps(value).encode()  # noqa: E731
     return [
         (b'{"tokens": [1, 2]}', [1, 2]),
-        (b'{"token_ids": [3]}', [3]),
-        (b'[{"token_ids": [3]}, {"token_ids": [4]}]', [3]),
         (b"[]", None),
         (b"{}", None),
         (b"\xff", None),
