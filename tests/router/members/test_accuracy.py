@@ -3,11 +3,6 @@
 from router.members.predictions import FEWEST, WINDOW, Accuracy
 
 
-def test_nothing_compared_is_nothing_wrong() -> None:
-    accuracy = Accuracy()
-    assert accuracy.recent == 1.0 and not accuracy.differs_too_often
-
-
 def test_differences_are_counted_with_their_size() -> None:
     accuracy = Accuracy()
     assert accuracy.compare(5, 5)

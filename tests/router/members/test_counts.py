@@ -1,7 +1,5 @@
 """Counters of a replica since an earlier moment, and quantiles of its times."""
 
-import statistics
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -108,8 +106,3 @@ def test_adding_up_is_counting_all(groups: list[list[float]]) -> None:
     for one in tallies:
         total.add(counts(one))
     assert total == counts(*tallies)
-
-
-def test_the_median_of_many_is_near_the_true_one() -> None:
-    seconds = [0.1 + number / 1000 for number in range(150)]
-    assert counts(tally(*seconds)).ttft_s(0.5) == pytest.approx(statistics.median(seconds), abs=0.01)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from router.members.discovery.desired import Backoff, CombinedDiscovery, Source, StaticReplicas, Tell
-from router.members.spec import BadSpec, Desired, parse_replica
+from router.members.spec import Desired, parse_replica
 from tests.router.loopback import until
 
 
@@ -89,8 +89,3 @@ async def test_what_cannot_be_applied_does_not_end_what_comes_after(caplog: pyte
     assert "it cannot be" in caplog.text
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-
-
-def test_a_list_with_one_name_twice_is_refused() -> None:
-    with pytest.raises(BadSpec, match="two replicas are named 'a'"):
-        StaticReplicas([parse_replica("http://h:1,name=a"), parse_replica("http://h:2,name=a")])

@@ -39,11 +39,6 @@ def test_a_replica_of_ours_says_what_it_is() -> None:
     assert facts.spec.incarnation == 7
 
 
-def test_named_values_stay() -> None:
-    facts = native_facts(spec(max_model_len=100, block_size=32), load())
-    assert facts is not None and (facts.spec.max_model_len, facts.spec.block_size) == (100, 32)
-
-
 @pytest.mark.parametrize("answer", [b"", b"{", b"\xff", b"[]", b"{}", b'{"model": 1}', b'{"load": 0.5}'])
 def test_another_answer_is_not_ours(answer: bytes) -> None:
     assert native_facts(spec(), answer) is None

@@ -18,7 +18,7 @@ from events.source import Source
 from events.stream.actions import Apply
 from router.members.feed import SETTLED_S, Moment, ReplicaFeed
 from router.members.feeds import Feeds
-from router.placement.index import Matches, PrefixIndex
+from router.placement.index import PrefixIndex
 from router.responses import FeedState
 
 ANY = "tcp://127.0.0.1:0"
@@ -153,19 +153,6 @@ async def test_a_replica_that_leaves_takes_its_blocks_along_and_its_slot_is_used
             router.feeds.leave("nobody")
 
 
-async def test_stored_blocks_confirm_what_was_routed() -> None:
-    with Publisher(config()) as publisher:
-        async with routing() as router:
-            slot = router.follow("r", native(publisher))
-            await router.exact("r")
-            router.index.optimistic.add(slot, KEYS[:5], 1e9)
-            assert router.index.match(KEYS, 1) == Matches({slot: 5}, {})
-            publisher.publish([chain(3)])
-            await router.exact("r", 0)
-            assert router.index.match(KEYS, 1) == Matches({slot: 5}, {slot: 3})
-            assert len(router.index.optimistic) == 2
-
-
 async def test_a_state_says_what_is_known_of_the_stream() -> None:
     with Publisher(config()) as publisher:
         publisher.publish([chain(6)])
@@ -184,18 +171,6 @@ async def test_a_state_says_what_is_known_of_the_stream() -> None:
             assert state.last_event_age_s is not None and 0 <= state.last_event_age_s < 10
 
 
-async def test_a_foreign_replica_without_history_is_partial_and_used() -> None:
-    with Publisher(config(replay_batches=1)) as publisher:
-        publisher.publish([chain(3, native=False)])
-        publisher.publish([chain(6, native=False)])
-        await until(lambda: publisher.stats.batches == 2)
-        async with routing() as router:
-            slot = router.follow("r", foreign(publisher))
-            await until(lambda: router.state("r").partial)
-            assert router.state("r").reason == "joined at batch 1: what came before is not known"
-            assert router.matched() == {slot: 6}
-
-
 async def test_a_foreign_replica_without_a_replay_socket_is_partial_from_the_start() -> None:
     with Publisher(config()) as publisher:
         publisher.publish([chain(3, native=False)])
@@ -209,16 +184,6 @@ async def test_a_foreign_replica_without_a_replay_socket_is_partial_from_the_sta
                 await asyncio.sleep(0.005)
             assert router.matched() == {slot: 2}
             assert router.state("r").partial
-
-
-async def test_statuses_are_handed_on_with_the_replicas_name() -> None:
-    with Publisher(config()) as publisher:
-        async with routing() as router:
-            router.follow("r", native(publisher))
-            await router.exact("r")
-            await reporting(publisher, lambda: bool(router.statuses))
-            name, status = router.statuses[0]
-            assert (name, status.load.running, status.incarnation) == ("r", 5, publisher.incarnation)
 
 
 async def test_a_replica_may_leave_and_come_back_in_the_callback_of_its_own_status() -> None:
@@ -263,20 +228,6 @@ async def test_resync_reads_the_whole_cache_again(source: Callable[[Publisher], 
             assert router.matched() == {slot: 8}
             assert router.index.blocks(slot) == {"GPU": 8}
             router.feeds.resync("nobody")
-
-
-async def test_a_wrong_digest_is_repaired_in_the_index_too() -> None:
-    with Publisher(config()) as publisher:
-        publisher.publish([chain(6)])
-        async with routing() as router:
-            slot = router.follow("r", native(publisher))
-            await router.exact("r")
-            view = router.feeds._feeds["r"].view
-            view._changed(view.resolver.apply([chain(8, 6)]))  # an event that never was
-            assert router.matched() == {slot: 8}
-            await reporting(publisher, lambda: router.state("r").digest_mismatches > 0)
-            await router.exact("r")
-            assert router.matched() == {slot: 6}
 
 
 async def test_a_replica_that_restarts_is_known_by_its_new_cache_and_block_size() -> None:

@@ -10,7 +10,7 @@ from router.members.broken import Broken
 from router.members.fetch import MAX_BYTES, fetch
 from router.members.spec import Target
 from router.members.upstream import Upstream
-from tests.router.scripted import Handler, Script, Scripted, drops, refused_port, says, silent
+from tests.router.scripted import Handler, Script, Scripted, drops, says, silent
 
 
 @asynccontextmanager
@@ -40,13 +40,6 @@ async def test_with_a_body_it_is_a_post() -> None:
         assert (call.method, call.json, call.header("content-type")) == ("POST", {"a": 1}, "application/json")
 
 
-async def test_its_connection_is_used_again() -> None:
-    async with upstream_to(says()) as (upstream, replica):
-        for _ in range(3):
-            await fetch(upstream, "/")
-        assert len(upstream._idle) == len(replica.connections) == 1
-
-
 async def test_it_does_not_wait_for_ever() -> None:
     script = Script(silent)
     async with upstream_to(script) as (upstream, _):
@@ -63,13 +56,6 @@ async def test_what_is_lost_or_too_long_is_broken(handler: Handler) -> None:
         with pytest.raises(Broken):
             await fetch(upstream, "/")
         assert not upstream.sendings
-
-
-async def test_a_refused_connection_is_broken() -> None:
-    upstream = Upstream(Target("127.0.0.1", refused_port(), False, ""))
-    with pytest.raises(Broken, match="no connection"):
-        await fetch(upstream, "/")
-    upstream.close()
 
 
 async def test_a_client_that_gives_up_leaves_nothing() -> None:

@@ -193,17 +193,6 @@ async def test_a_refusal_is_the_problem_until_it_ends(path: str, status: int, wh
         await until(lambda: it.watch.problem is None, "no problem")
 
 
-async def test_an_api_server_that_was_gone_is_caught_up_with() -> None:
-    async with followed(api_with(pool("llm", A), pod("a", labels=A), pod("b", labels=B))) as it:
-        await it.names("a")
-        await it.api.stop()
-        it.api.put(POOLS, pool("llm", B))
-        it.api.forget()
-        await until(lambda: it.watch.problem is not None, "that it is gone")
-        await it.api.start()
-        await it.names("b")
-
-
 async def test_nothing_runs_on_when_it_is_cancelled() -> None:
     before = asyncio.all_tasks()
     api = api_with(pool("llm"), pod("p"))

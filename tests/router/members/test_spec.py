@@ -183,18 +183,10 @@ def test_a_native_replica_says_where_its_sockets_are() -> None:
     spec.check()
 
 
-def test_an_ipv6_host_keeps_its_brackets() -> None:
-    assert with_description(parse_replica("http://[2001:db8::1]:80"), ANSWER).events == "tcp://[2001:db8::1]:5557"
-
-
 def test_what_was_named_before_stays() -> None:
     spec = with_description(parse_replica(f"{URL},max_model_len=100,events=tcp://other:1"), ANSWER)
     assert (spec.max_model_len, spec.events, spec.snapshot) == (100, "tcp://other:1", None)
     assert with_description(parse_replica(f"{URL},events=off"), ANSWER).source() is None
-
-
-def test_a_replica_without_events_says_none() -> None:
-    assert with_description(parse_replica(URL), msgspec.structs.replace(ANSWER, endpoints=None)).source() is None
 
 
 def test_another_model_than_the_named_one_is_refused() -> None:

@@ -176,12 +176,6 @@ async def test_an_answer_is_the_same_wherever_it_is_cut() -> None:
             assert heard.calls.count("answered") == heard.calls.count("complete") == 1
 
 
-async def test_an_answer_that_comes_byte_by_byte_is_read() -> None:
-    answer = OK + b"transfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"
-    async with upstream_to(says(*(answer[n : n + 1] for n in range(len(answer))))) as upstream:
-        assert bytes((await ask(upstream).end()).body) == b"abc"
-
-
 async def test_the_head_is_told_before_the_body_comes() -> None:
     more = asyncio.Event()
 

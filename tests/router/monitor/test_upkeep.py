@@ -4,7 +4,8 @@ import asyncio
 import json
 import logging
 import math
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tests.router.scripted import (
     DRAINING,
     MODEL,
     Call,
+    Client,
     Script,
     Scripted,
     Served,
@@ -29,7 +31,6 @@ from tests.router.scripted import (
     connect,
     event,
     named,
-    refused_port,
     says,
     served,
     silent,
@@ -98,18 +99,6 @@ async def test_a_replica_that_does_not_answer_as_one_takes_no_requests_until_it_
         assert (await client.post(CHAT, chat())).json == "odd"
 
 
-async def test_a_replica_that_comes_up_late_is_used_then() -> None:
-    port = refused_port()
-    late = named("late")
-    spec = ReplicaSpec(name="late", url=f"http://127.0.0.1:{port}", engine="openai")
-    async with served(ready=False, replicas=(spec,), **OFTEN) as running, connect(running.port) as client:
-        await until(lambda: running.member("late").server.faults > 0, "it was tried")
-        assert (await client.get("/ready")).status == 503
-        async with late.running(port):
-            await until(lambda: running.member("late").candidate.unavailable is None, "it is found")
-            assert (await client.post(CHAT, chat())).json == "late"
-
-
 async def test_its_key_is_sent_with_what_the_router_itself_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REPLICA_KEY", "its-own")
     seen: list[str | None] = []
@@ -162,63 +151,42 @@ async def test_a_replica_that_cannot_be_added_leaves_nothing_behind() -> None:
         running.front.upkeep.remove("b")
 
 
-async def test_what_a_removed_replica_is_answering_comes_to_its_end() -> None:
-    taken: list[Call] = []
-    leaving = Scripted("leaving", taken.append)
-    async with leaving.running(), served() as running, connect(running.port) as client:
-        running.front.upkeep.add(leaving.spec)
-        await until(lambda: MODEL in running.router.members.models, "the model is known")
-        await until(lambda: running.member("leaving").candidate.unavailable is None, "the replica takes requests")
-        client.send("POST", CHAT, chat())
-        await until(lambda: taken, "the replica is asked")
-        running.front.upkeep.remove("leaving")
-        assert not running.router.members.by_name
-        taken[0].answer(GOOD)
-        assert (await client.answer()).body == GOOD
-
-
-async def test_a_router_that_ends_just_after_a_removed_replica_has_answered_leaves_no_connection() -> None:
-    taken: list[Call] = []
-    leaving = Scripted("leaving", taken.append)
+@asynccontextmanager
+async def removed(leaving: Scripted, taken: list[Call], **config: Any) -> AsyncIterator[Client]:
+    """A client whose request was taken by a replica that is removed then; in the end nothing is connected to it."""
     async with leaving.running():
-        async with served() as running, connect(running.port) as client:
+        async with served(**config) as running, connect(running.port) as client:
             running.front.upkeep.add(leaving.spec)
             await until(lambda: MODEL in running.router.members.models, "the model is known")
             await until(lambda: running.member("leaving").candidate.unavailable is None, "the replica takes requests")
             client.send("POST", CHAT, chat())
             await until(lambda: taken, "the replica is asked")
             running.front.upkeep.remove("leaving")
-            await asyncio.sleep(0)  # it waits for what the replica is answering
-            taken[0].answer(GOOD)
-            await client.answer()
+            assert not running.router.members.by_name
+            await asyncio.sleep(0)  # the router waits for what the replica is answering
+            yield client
         await until(lambda: not leaving.connections, "its connections are closed")
+
+
+async def test_what_a_removed_replica_is_answering_comes_to_its_end() -> None:
+    taken: list[Call] = []
+    async with removed(Scripted("leaving", taken.append), taken) as client:
+        taken[0].answer(GOOD)
+        assert (await client.answer()).body == GOOD
 
 
 async def test_what_a_removed_replica_does_not_answer_in_time_is_broken_off() -> None:
     taken: list[Call] = []
     leaving = Scripted("leaving", taken.append)
-    limits: dict[str, Any] = {"drain_timeout_s": 0.05, "queue_timeout_s": 0.1}
-    async with leaving.running(), served(**limits) as running, connect(running.port) as client:
-        running.front.upkeep.add(leaving.spec)
-        await until(lambda: MODEL in running.router.members.models, "the model is known")
-        await until(lambda: running.member("leaving").candidate.unavailable is None, "the replica takes requests")
-        client.send("POST", CHAT, chat())
-        await until(lambda: taken, "the replica is asked")
-        running.front.upkeep.remove("leaving")
+    async with removed(leaving, taken, drain_timeout_s=0.05, queue_timeout_s=0.1) as client:
         assert (await client.answer()).status in (404, 503)
 
 
 async def test_a_removed_replica_that_freezes_is_left_at_once() -> None:
-    asked: list[Call] = []
-    leaving = HangsUp("leaving", asked.append, native=True)
-    async with leaving.running(), served(queue_timeout_s=0.1) as running, connect(running.port) as client:
-        running.front.upkeep.add(leaving.spec)
-        await until(lambda: MODEL in running.router.members.models, "the model is known")
-        await until(lambda: running.member("leaving").candidate.unavailable is None, "the replica takes requests")
-        client.send("POST", CHAT, chat())
-        await until(lambda: asked, "the replica is asked")
+    taken: list[Call] = []
+    leaving = HangsUp("leaving", taken.append, native=True)
+    async with removed(leaving, taken, queue_timeout_s=0.1) as client:
         leaving.ill = True
-        running.front.upkeep.remove("leaving")
         assert (await client.answer()).status in (404, 503)  # long before the 60 s of its drain
 
 
@@ -247,13 +215,7 @@ async def test_a_stream_whose_connection_died_as_its_replica_was_removed_continu
 async def test_a_removed_replica_that_is_only_slow_may_continue() -> None:
     taken: list[Call] = []
     leaving = Scripted("leaving", taken.append, native=True)
-    async with leaving.running(), served() as running, connect(running.port) as client:
-        running.front.upkeep.add(leaving.spec)
-        await until(lambda: MODEL in running.router.members.models, "the model is known")
-        await until(lambda: running.member("leaving").candidate.unavailable is None, "the replica takes requests")
-        client.send("POST", CHAT, chat())
-        await until(lambda: taken, "the replica is asked")
-        running.front.upkeep.remove("leaving")
+    async with removed(leaving, taken) as client:
         asked = leaving.asked.count("/ready")
         await until(lambda: leaving.asked.count("/ready") > asked, "it is asked whether it lives")
         taken[0].begin_frames("application/json")
@@ -449,16 +411,6 @@ async def test_a_replica_that_drains_rests_until_it_is_ready_again() -> None:
         assert {(await client.post(CHAT, chat())).json for _ in range(4)} == {"one", "other"}
 
 
-async def test_health_checks_that_fail_in_a_row_keep_requests_away() -> None:
-    one, other = named("one"), named("other")
-    async with served(one, other, **OFTEN) as running, connect(running.port) as client:
-        one.control["/health"] = (500, {})
-        await until(lambda: running.member("one").candidate.unavailable, "its breaker opens")
-        assert {(await client.post(CHAT, chat())).json for _ in range(3)} == {"other"}
-        one.control["/health"] = (200, {})
-        await until(lambda: running.member("one").candidate.unavailable is None, "the replica is available again")
-
-
 @pytest.mark.parametrize("drains", [False, True], ids=["at work", "draining"])
 async def test_a_frozen_replica_is_left_and_what_it_was_answering_continues_elsewhere(drains: bool) -> None:
     async def freezes(call: Call) -> None:
@@ -548,22 +500,6 @@ async def test_a_stream_that_continues_stays_though_heartbeats_are_lost() -> Non
         assert body.endswith(DONE) and len(script.calls) == 1
 
 
-async def test_a_replica_whose_heartbeat_comes_is_not_frozen() -> None:
-    async def slow(call: Call) -> None:
-        call.begin_frames()
-        for n in range(12):
-            call.frame(event(str(n)), n)
-            running.front.upkeep.heard("r0", status())
-            await asyncio.sleep(0.1)
-        call.frame(DONE)
-        call.end()
-
-    async with served(*Script(slow).replicas(1, native=True)) as running, connect(running.port) as client:
-        body = (await client.post(CHAT, chat(stream=True))).body
-        assert body == b"".join(event(str(n)) for n in range(12)) + DONE
-        assert running.member("r0").server.faults == 0
-
-
 async def test_another_incarnation_is_another_process() -> None:
     async with served(*Script(says(GOOD)).replicas(1, native=True)) as running:
         member = running.member("r0")
@@ -572,23 +508,6 @@ async def test_another_incarnation_is_another_process() -> None:
         running.front.upkeep.heard("r0", status(2))
         assert member.candidate.running == 0 and not member.server.learned
         running.front.upkeep.heard("nobody", status(2))
-
-
-async def test_the_queue_of_an_engine_is_read_from_its_metrics() -> None:
-    engine = Scripted("engine", says(GOOD), models=[{"id": "m", "owned_by": "vllm"}])
-    engine.control["/metrics"] = (
-        200,
-        b'vllm:num_requests_running{model_name="m"} 3.0\nvllm:num_requests_waiting 7.0\n',
-    )
-    async with engine.running():
-        spec = ReplicaSpec(name="engine", url=f"http://127.0.0.1:{engine.port}")
-        async with served(engine, replicas=(spec,), **OFTEN) as running:
-            candidate = running.member("engine").candidate
-            await until(lambda: (candidate.running, candidate.waiting) == (3, 7), "they are known")
-            engine.control["/metrics"] = (200, b"vllm:num_requests_running 1.2.3\n")
-            asked = len(engine.asked)
-            await until(lambda: len(engine.asked) > asked + 4, "it is asked on")
-            assert candidate.running == 3
 
 
 @pytest.mark.parametrize("is_planned", [True, False])

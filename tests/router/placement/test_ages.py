@@ -48,13 +48,6 @@ def test_cache_content_is_shown_by_its_last_use() -> None:
     assert [tokens for _, tokens in ages.held(210.0)][-1] == 6 * PAGE_TOKENS
 
 
-def test_an_empty_cache_loses_nothing() -> None:
-    ages = ages_of(10)
-    assert ages.lost_tokens(5 * PAGE_TOKENS, 0.0) == 0
-    ages.routed(range(10), 0.0)
-    assert ages.lost_tokens(5 * PAGE_TOKENS, 1.0) == 5 * PAGE_TOKENS
-
-
 def test_free_room_costs_nothing_and_the_rest_its_price() -> None:
     ages = ages_of(10)
     ages.routed(range(7), 0.0)

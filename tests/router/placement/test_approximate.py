@@ -1,35 +1,9 @@
 """Prompts that were sent to replicas without events, against a list of blocks, the next to be forgotten first."""
 
-import tracemalloc
-from itertools import count
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from router.placement.index import Approximate, PrefixIndex
-
-
-def test_memory_is_flat_under_churn() -> None:
-    index = PrefixIndex()
-    slot = index.add()
-    routed = Approximate(index, 1000)
-    fresh = count()
-
-    def churn(prompts: int) -> int:
-        for _ in range(prompts):
-            routed.routed(slot, [next(fresh) for _ in range(50)])
-        return tracemalloc.get_traced_memory()[0]
-
-    tracemalloc.start()
-    try:
-        before = churn(200)
-        after = churn(1000)
-    finally:
-        tracemalloc.stop()
-    routed.check()
-    index.check()
-    assert after < before * 1.5
-
 
 CAPACITY = 5
 CHAINS = st.lists(st.integers(0, 2), max_size=7).map(

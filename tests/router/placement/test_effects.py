@@ -6,7 +6,7 @@ import pytest
 from router.placement.ages import PAGE_TOKENS, CacheAges, Reuse
 from router.placement.cost import BUSY_TOKENS, COMPUTE_WEIGHT, Candidate, Question
 from router.placement.decision import Decision
-from router.placement.effects import LOSS_WEIGHT, MAX_LOOKED_AT, PATIENCE
+from router.placement.effects import LOSS_WEIGHT, MAX_LOOKED_AT
 from router.placement.policy import choose
 
 RATE = 8000.0
@@ -130,22 +130,9 @@ def test_a_cost_is_the_sum_of_its_parts() -> None:
     assert sum((busy.parts.compute_s, busy.parts.queue_s, busy.parts.harm_s)) == pytest.approx(busy.cost)
 
 
-@pytest.mark.parametrize("policy", ["prefix", "least-loaded", "round-robin"])
-def test_other_policies_count_no_effects(policy: str) -> None:
-    question = Question(20_000, {}, now_s=1000.0)
-    assert choose(policy, question, [full(0, 1.0), full(1, 5.0)], random.Random(0)).effects is None
-
-
 def test_an_ineligible_replica_has_no_effects() -> None:
     away = full(0, 1.0)
     away.unavailable = "draining"
     decision = asked(20_000, [away, full(1, 1.0)])
     assert decision.effects is not None and decision.effects.lost[0] == 0
     assert decision.chosen is not away
-
-
-def test_equal_work_gives_equal_rank_and_patience() -> None:
-    cold, warm = replica(0), replica(1)
-    decision = asked(16_000, [cold, warm], {1: 15_000.0})
-    assert decision.chosen is warm
-    assert decision.later_s == pytest.approx(PATIENCE * 1000 / RATE)

@@ -27,14 +27,6 @@ def holding(*lengths: int) -> PrefixIndex:
 # ---- one walk
 
 
-def test_one_walk_gives_every_replicas_longest_prefix() -> None:
-    index = holding(10, 0, 3, 3, 1)
-    index.store(1, KEYS[1:])  # all but the first
-    matches = index.match(KEYS, 0b11111)
-    assert matches.gpu == {0: 10, 2: 3, 3: 3, 4: 1}
-    assert matches.lower is matches.gpu and matches.sure is matches.gpu
-
-
 def test_700_replicas_may_hold_one_block() -> None:
     index = holding(*[1 + slot % 10 for slot in range(700)])
     assert index.match(KEYS, (1 << 700) - 1).gpu == {slot: 1 + slot % 10 for slot in range(700)}
@@ -76,15 +68,6 @@ def test_stored_confirms_whatever_of_the_chain_was_awaited() -> None:
 
 
 # ---- changes
-
-
-def test_cleared_undoes_exactly_that_replicas_keys() -> None:
-    index = holding(5, 5)
-    index.apply(0, stored([1, 2], "CPU"))
-    index.apply(1, stored([2], "CPU"))
-    index.apply(0, Cleared((Held("CPU", 0, {1, 2}), Held("GPU", 0, {99}))))
-    index.check()
-    assert (index.blocks(0), index.blocks(1)) == ({}, {"GPU": 5, "CPU": 1})
 
 
 def test_cleared_without_the_keys_finds_them_anyway() -> None:

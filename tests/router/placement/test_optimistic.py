@@ -33,17 +33,6 @@ def test_what_was_added_again_stays_though_it_is_waited_for_less_long() -> None:
     assert kept(optimistic) == {}
 
 
-def test_a_slot_used_again_inherits_nothing_not_even_entries() -> None:
-    optimistic = Optimistic()
-    optimistic.add(0, [10, 11], 5.0)
-    optimistic.drop(0)
-    assert kept(optimistic) == {}
-    optimistic.add(0, [10], 9.0)
-    optimistic.expire(5.0)  # the entry of the replica that is gone
-    assert kept(optimistic) == {10: 1}
-    optimistic.drop(3)
-
-
 def test_what_is_confirmed_or_expired_leaves_nothing_behind() -> None:
     optimistic = Optimistic()
     for now in range(1000):

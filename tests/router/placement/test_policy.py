@@ -228,12 +228,6 @@ def test_an_unplaced_decision_gives_the_reason(policy: str) -> None:
     assert nobody() == "unavailable"
 
 
-def test_a_suspected_replica_may_be_tried_anyway() -> None:
-    candidates = [replica(0, unavailable="draining"), replica(1, unavailable="silent for 1.2 s", may_try_anyway=True)]
-    assert choose("cost", question(), candidates, random.Random(0)).rejection == "unavailable"
-    assert chosen("cost", question(anyway=True), candidates) == "r1"
-
-
 # ---- words
 
 

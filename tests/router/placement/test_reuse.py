@@ -46,14 +46,6 @@ def test_habits_that_change_are_learned_again() -> None:
     assert always > 0.99 and reuse.chance(0.1) < 0.7
 
 
-def test_chances_stay_chances_however_often_they_fade() -> None:
-    reuse = Reuse()
-    for second in range(20):
-        reuse.used([page % 1000 for page in range(FADES_EVERY)], float(second))
-        assert 0.0 <= reuse.chance(0.0) <= 1.0
-    reuse.check()
-
-
 def test_pages_of_long_ago_are_forgotten() -> None:
     reuse = Reuse()
     reuse.used(range(2 * MAX_KNOWN_PAGES), 0.0)

@@ -1,6 +1,5 @@
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -106,8 +105,3 @@ def test_threads_share_a_cache(tokenizer: Tokenizer) -> None:
 )
 def test_the_cut_is_where_only_the_new_turn_is_new(text: str, cut: str | None) -> None:
     assert best_cut(["<i>", "<e>", "<s>", "</s>", "[INST]", "[/INST]"], text) == cut
-
-
-def test_every_family_with_special_tokens_between_messages_has_a_cut(tmp_path: Path) -> None:
-    cuts = {family: prompts(family, tmp_path).tokenizer.cuts for family in ("qwen", "llama3", "mistral")}
-    assert "<|im_start|>" in cuts["qwen"] and "<|end_header_id|>" in cuts["llama3"] and "[/INST]" in cuts["mistral"]
