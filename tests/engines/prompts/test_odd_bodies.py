@@ -16,30 +16,13 @@ from tests.api.chat_templates import TEMPLATES
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 KINDS = (
-    "text",
-    "input_text",
-    "output_text",
-    "image_url",
-    "tool_use",
-    "tool_result",
-    "thinking",
-    "reasoning",
-    "message",
+    *("text", "input_text", "output_text", "image_url", "tool_use"),
+    *("tool_result", "thinking", "reasoning", "message"),
 )
 WORDS = st.sampled_from((*ROLES, *KINDS, "function", "function_call", "function_call_output", "{}", ""))
 OUTER = (
-    "role",
-    "content",
-    "type",
-    "text",
-    "name",
-    "tool_calls",
-    "id",
-    "call_id",
-    "output",
-    "input",
-    "thinking",
-    "status",
+    *("role", "content", "type", "text", "name", "tool_calls"),
+    *("id", "call_id", "output", "input", "thinking", "status"),
 )
 INNER = ("function", "arguments", "tool_use_id", "summary", "reasoning", "parameters", "input_schema", "strict")
 NAMES = st.sampled_from((*OUTER, *INNER))

@@ -8,22 +8,10 @@ from router.members.health import MAX_REFUSALS, SLOWEST, Health, HealthConfig
 from router.placement.policy import Candidate
 
 Step = tuple[str, float]
-WHAT = [
-    "success",
-    "fault",
-    "refused",
-    "asked",
-    "well",
-    "ill",
-    "silent",
-    "excused",
-    "refusal",
-    "heard",
-    "rests",
-    "drain",
-    "undrain",
-    "tick",
-]
+WHAT = (
+    *("success", "fault", "refused", "asked", "well", "ill", "silent"),
+    *("excused", "refusal", "heard", "rests", "drain", "undrain", "tick"),
+)
 STEPS = st.lists(st.tuples(st.sampled_from(WHAT), st.floats(0, 3)), max_size=60)
 CONFIGS = st.builds(
     HealthConfig, slow_start_s=st.sampled_from([0.0, 10.0]), probe_interval_s=st.sampled_from([0.0, 5.0])

@@ -45,11 +45,6 @@ def test_a_ready_pod_is_a_replica_by_its_name_address_and_ports() -> None:
     assert (spec.status, spec.snapshot) == ("tcp://10.1.2.3:5559", "tcp://10.1.2.3:5560")
 
 
-def test_an_address_of_the_sixth_version_stands_in_brackets() -> None:
-    spec = only(pod("p", "fd00::7", ports=[port("http", 8000), port("events", 5557)]))
-    assert (spec.url, spec.events) == ("http://[fd00::7]:8000", "tcp://[fd00::7]:5557")
-
-
 @pytest.mark.parametrize("ready", [True, False])
 def test_a_pod_that_ends_gets_nothing_new_as_long_as_it_runs(ready: bool) -> None:
     assert only(pod("p", ending=True, ready=ready)).draining
@@ -87,9 +82,28 @@ def test_what_is_null_is_empty() -> None:
 # ---- ports
 
 
-def test_the_only_port_is_that_of_http() -> None:
-    for ports in ([port("", 9000)], [port("web", 9000)], [port("web", 9000), port("gossip", 1, "UDP")]):
-        assert only(pod("p", ports=ports)).url == "http://10.0.0.1:9000"
+@pytest.mark.parametrize(
+    ("content", "url", "events"),
+    [
+        (pod("p", ports=[port("", 9000)]), "http://10.0.0.1:9000", None),
+        (pod("p", ports=[port("web", 9000), port("gossip", 1, "UDP")]), "http://10.0.0.1:9000", None),
+        (pod("p", "fd00::7", ports=[port("http", 1), port("events", 2)]), "http://[fd00::7]:1", "tcp://[fd00::7]:2"),
+        (
+            pod("p", ports=[], annotations={"warmroute/http-port": "8001", "warmroute/events-port": "5557"}),
+            "http://10.0.0.1:8001",
+            "tcp://10.0.0.1:5557",
+        ),
+        (
+            pod("p", ports=[port("http", 8000), *EVENTS], annotations={"warmroute/events-port": "off"}),
+            "http://10.0.0.1:8000",
+            "off",
+        ),
+    ],
+    ids=["the only one", "the only one of TCP", "IPv6", "annotated", "without events"],
+)
+def test_ports_are_those_of_the_containers_or_the_annotations(content: Object, url: str, events: str | None) -> None:
+    spec = only(content)
+    assert (spec.url, spec.events, spec.replay) == (url, events, None)
 
 
 def test_ports_may_be_those_of_several_containers() -> None:
@@ -106,17 +120,6 @@ def test_ports_may_be_those_of_several_containers() -> None:
         "tcp://10.0.0.1:5558",
         None,
     )
-
-
-def test_annotations_name_ports_that_no_container_declares() -> None:
-    content = pod("p", ports=[], annotations={"warmroute/http-port": "8001", "warmroute/events-port": "5557"})
-    spec = only(content)
-    assert (spec.url, spec.events) == ("http://10.0.0.1:8001", "tcp://10.0.0.1:5557")
-
-
-def test_events_can_be_switched_off() -> None:
-    spec = only(pod("p", ports=[port("http", 8000), *EVENTS], annotations={"warmroute/events-port": "off"}))
-    assert (spec.events, spec.replay, spec.status) == ("off", None, None)
 
 
 # ---- restarts
@@ -237,23 +240,6 @@ def test_a_mistyped_annotation_takes_no_replica_away(caplog: pytest.LogCaptureFi
     assert message.endswith("or openai; its last valid value still counts")
     assert change(made, "MODIFIED", pod("p", annotations=mistyped, uid="another"), "10")
     assert made.desired() == {}
-
-
-def test_a_broken_pod_is_logged_once_even_if_it_returns(caplog: pytest.LogCaptureFixture) -> None:
-    made = listed()
-    for number in range(6, 12, 2):
-        change(made, "MODIFIED", pod("bad", annotations={"warmroute/engine": "vlm"}), str(number))
-        change(made, "MODIFIED", pod("bad", annotations={"warmroute/engine": "vlm"}, ready=False), str(number + 1))
-    made.listed(
-        [
-            made.page(
-                msgspec.json.encode({"metadata": {}, "items": [pod("bad", annotations={"warmroute/engine": "vlm"})]})
-            )
-        ]
-    )
-    assert len(caplog.messages) == 1
-    change(made, "MODIFIED", pod("bad", annotations={"warmroute/engine": "vll"}), "20")
-    assert len(caplog.messages) == 2
 
 
 def test_a_pod_without_a_port_of_http_is_told_how_to_name_it(caplog: pytest.LogCaptureFixture) -> None:

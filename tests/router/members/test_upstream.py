@@ -375,22 +375,31 @@ async def test_without_a_length_a_reset_is_not_the_end_of_the_answer() -> None:
         assert "complete" not in heard.calls
 
 
-async def test_what_must_not_arrive_twice_is_sent_once() -> None:
+@pytest.mark.parametrize(
+    ("second", "resend", "times"),
+    [(b"", True, 3), (b"", False, 2), (b"HTTP/1.1 2", True, 2)],
+    ids=["once more and no more", "not twice", "begun"],
+)
+async def test_a_request_that_a_reused_connection_loses_is_sent_again_if_it_may(
+    second: bytes, resend: bool, times: int
+) -> None:
     asked = 0
 
     async def speak(peer: Peer) -> None:
         nonlocal asked
-        await peer.request()
-        asked += 1
-        await peer.say(OK + b"content-length: 1\r\n\r\n0")
-        await peer.request()
-        asked += 1
+        while True:
+            await peer.request()
+            asked += 1
+            if asked > 1:
+                await peer.say(second)
+                return
+            await peer.say(OK + b"content-length: 1\r\n\r\n0")
 
     async with upstream_to(speak) as upstream:
         await ask(upstream).end()
-        heard = await ask(upstream, resend=False).end()
-        assert heard.broken is not None and not heard.broken.refused
-        assert asked == 2
+        heard = await ask(upstream, resend=resend).end()
+        assert heard.calls == ["broke"] and heard.broken is not None and not heard.broken.refused
+        assert asked == times
 
 
 async def test_what_must_not_arrive_twice_takes_no_connection_that_may_be_closed_by_now() -> None:
@@ -418,42 +427,6 @@ async def test_a_machine_that_lost_its_power_is_noticed() -> None:
         for name, value in KEEPALIVE.items():
             assert connected.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) == value
         heard.sending.cancel()
-
-
-async def test_it_is_tried_once_more_and_no_more() -> None:
-    asked = 0
-
-    async def speak(peer: Peer) -> None:
-        nonlocal asked
-        while True:
-            await peer.request()
-            asked += 1
-            if asked > 1:
-                return
-            await peer.say(OK + b"content-length: 1\r\n\r\n0")
-
-    async with upstream_to(speak) as upstream:
-        await ask(upstream).end()
-        heard = await ask(upstream).end()
-        assert heard.calls == ["broke"] and asked == 3
-
-
-async def test_an_answer_that_has_begun_is_not_asked_for_again() -> None:
-    asked = 0
-
-    async def speak(peer: Peer) -> None:
-        nonlocal asked
-        await peer.request()
-        asked += 1
-        await peer.say(OK + b"content-length: 1\r\n\r\n0")
-        await peer.request()
-        asked += 1
-        await peer.say(b"HTTP/1.1 2")
-
-    async with upstream_to(speak) as upstream:
-        await ask(upstream).end()
-        assert (await ask(upstream).end()).calls == ["broke"]
-        assert asked == 2
 
 
 async def test_a_refused_connection_is_known_not_to_have_reached_the_replica() -> None:
