@@ -62,7 +62,6 @@ async def sources(ask: Ask) -> Sources:
 
 
 def read_sources(status: int, body: bytes) -> Sources:
-    """Read the answer to GET /server_info."""
     if status != 200:
         return Sources(why_not=f"it answers /server_info with status {status}: {NAME_THEM}", failed=status >= 500)
     try:

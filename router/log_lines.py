@@ -79,8 +79,6 @@ class Decided(Struct, omit_defaults=True):
 
 
 class Sending(Struct, omit_defaults=True):
-    """One attempt at one replica."""
-
     replica: str
     sent_order: int
     sent_at_s: float

@@ -125,8 +125,6 @@ class ReplicaList(Struct, frozen=True):
 
 
 class Considered(Struct, frozen=True):
-    """One replica in a decision."""
-
     name: str
     matched_tokens: int = 0
     cost_s: float | None = None  # None: it could not take the request

@@ -259,7 +259,6 @@ class Vllm:
 
 
 def first_of_batch(body: bytes) -> bytes:
-    """A batch's first conversation as a chat."""
     fields = read(body, _Batch)
     conversations = fields.messages
     if not conversations:

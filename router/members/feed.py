@@ -36,8 +36,6 @@ class Traffic(Struct, frozen=True):
 
 
 class Moment(NamedTuple):
-    """A point in one replica's stream."""
-
     resets: int
     changes: int
     exact: bool

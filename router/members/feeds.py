@@ -110,7 +110,6 @@ class Feeds:
             feed.expect_clear(self._clock())
 
     def tick(self) -> None:
-        """Time passes."""
         now_s, feeds = self._clock(), self._feeds
         self._finding = {name for name in self._finding if (feed := feeds.get(name)) and feed.tick(now_s)}
 

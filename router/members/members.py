@@ -84,12 +84,10 @@ class Server:
 
     @property
     def adapters(self) -> frozenset[str]:
-        """Those of `models` that are LoRA adapters."""
         return frozenset() if self.facts is None else self.facts.adapters
 
     @property
     def unavailable(self) -> str | None:
-        """Why it takes no requests."""
         return self.members[0].candidate.unavailable
 
     @property
@@ -164,7 +162,6 @@ class Member:
         self.name_line = b"x-warmroute-replica: %b\r\n" % self.name.encode()
 
     def serves(self, name: str) -> bool:
-        """Tell whether requests for this name may go to it."""
         return name in self.models and name not in self.taken_names
 
     def index_state(self, feed: FeedState | None) -> str:

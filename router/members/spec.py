@@ -31,7 +31,6 @@ class Target(NamedTuple):
 
     @property
     def is_address(self) -> bool:
-        """True if the host is an IP address."""
         try:
             ip_address(self.host)
         except ValueError:
@@ -125,7 +124,6 @@ class ReplicaSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return Source(self.name, *sockets, self.topic, self.model or "", curve)
 
     def api_key(self, environment: Mapping[str, str], default: str | None = None) -> str | None:
-        """The key that the router sends to it."""
         if self.api_key_env is None:
             return default
         key = environment.get(self.api_key_env)
@@ -229,7 +227,6 @@ def spec_of(fields: Mapping[str, Any], *, strict: bool = True) -> ReplicaSpec:
 
 
 def engines() -> tuple[str, ...]:
-    """The values that `engine` may have."""
     return AUTO, *PROFILES
 
 

@@ -115,8 +115,6 @@ class Sending(Struct, eq=False):
 
 
 class Upstream:
-    """The connections to one replica."""
-
     def __init__(self, target: Target, connect_timeout_s: float = 2.0, tls: ssl.SSLContext | None = None) -> None:
         self.target = target
         self.path = target.path.encode()  # the prefix of each request's path

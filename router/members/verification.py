@@ -179,7 +179,6 @@ class Verification:
         self._shows(shapes, member.server, quarter, difference(member.name, ours, theirs, self._text_of(tokens)))
 
     def _shows(self, shapes: Shapes, server: Server, quarter: int, found: Difference | None) -> None:
-        """Note whether a process shows our date."""
         if found is not None:
             log.warning("%s; prompts with a date are matched approximately", found)
         shapes.dates[server.process] = (quarter, found)

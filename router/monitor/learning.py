@@ -128,7 +128,6 @@ class Learning:
                 server.join(member)
 
     def forget(self, server: Server) -> None:
-        """Forget a replica that was removed, with its caches."""
         self._forget_process(server)
         for member in list(server.members):
             self._drop(member)

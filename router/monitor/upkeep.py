@@ -316,7 +316,6 @@ class Upkeep:
     # ---- what comes by itself
 
     def heard(self, name: str, status: Status) -> None:
-        """Process a native replica's heartbeat."""
         member = self.members.by_name.get(name)
         if member is None:
             return

@@ -41,11 +41,9 @@ class Reuse:
         self._renewed_at = 0.0  # number of uses at which the chances are computed again
 
     def __len__(self) -> int:
-        """Number of known pages."""
         return self._known
 
     def used(self, pages: Iterable[int], now_s: float) -> None:
-        """Note that these pages are used now."""
         known, last_s, gaps, uses = self._pages, self._last_s, self._gaps, 0
         for page in pages:
             place = page % MAX_KNOWN_PAGES

@@ -46,7 +46,6 @@ def add_pulls(question: Question, candidates: Sequence[Candidate], rates: Sequen
 
 
 def can_read(reader: Candidate, source: Candidate) -> bool:
-    """Return whether one replica can use the blocks of another one."""
     return bool(reader.kv_read and source.kv_read) and reader.kv_layout == source.kv_layout
 
 
@@ -151,7 +150,6 @@ class Split(Struct, frozen=True):
 
     @property
     def replica(self) -> str | None:
-        """The replica that would compute the prompt, if there is one."""
         return None if self.prefill is None or self.prefill.chosen is None else self.prefill.chosen.name
 
     @property

@@ -160,7 +160,6 @@ class Optimistic:
         self._forget(slot, list(self._entries.get(slot, ())))
 
     def expire(self, now_s: float) -> None:
-        """Forget the keys due by now."""
         while self._due and self._due[0][0] <= now_s:
             _, _, slot, keys = heappop(self._due)
             entries = self._entries.get(slot)

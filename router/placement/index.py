@@ -36,7 +36,6 @@ class Matches(Struct, frozen=True, gc=False):
 
     @property
     def lower(self) -> Matched:
-        """In any medium."""
         return self.below[-1][1] if self.below else self.gpu
 
     def source(self, slot: int) -> str:

@@ -27,8 +27,6 @@ Tokens: TypeAlias = Annotated[int, Meta(ge=0, le=2**31)]
 
 
 class PeerRequest(Struct, frozen=True, array_like=True, gc=False):
-    """A request as it was sent to a replica."""
-
     id: Number
     replica: Annotated[str, Meta(max_length=1024)]
     uncached_tokens: Tokens
@@ -158,7 +156,6 @@ class Turns:
         return self.before * (turns + 1) // (self.peers + 1) * self._step_s
 
     def sent(self, came_s: float, tokens: int, now_s: float) -> None:
-        """Note one of our requests, and when it came."""
         came = self._came
         while came and (came[0].at_s < now_s - KEPT_S or len(came) >= MAX_KEPT):
             if self.peers:

@@ -75,8 +75,6 @@ def _point(text: str) -> int:
 
 
 class Draws(Protocol):
-    """A source of random draws: `random.Random`, or a `TieBreak`."""
-
     def random(self) -> float: ...
     def choice(self, seq: Sequence[int], /) -> int: ...
 

@@ -25,7 +25,6 @@ UNKNOWN_RATES: Mapping[str, float] = MappingProxyType({})
 
 
 def source_of(medium: str) -> str:
-    """The source that a medium counts as."""
     return _SOURCES.get(medium, STORAGE)
 
 

@@ -35,7 +35,6 @@ class QueuePositions:
         self._sums: tuple[Sequence[float], Sequence[int]] | None = None
 
     def __len__(self) -> int:
-        """Number of waiting prompts."""
         return len(self.waiting)
 
     def add(self, request_id: int, rank_s: float, tokens: float, *, stands_back: bool = False) -> None:

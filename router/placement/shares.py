@@ -59,7 +59,6 @@ class _Leads(Struct):
             self.weight = self.weight - lead.weight if self.active else 0.0
 
     def forget(self, now_s: float) -> None:
-        """Forget the tenants that have not asked lately."""
         self.weight_beside("", now_s)
         self.of = dict(self.active)
 
@@ -90,7 +89,6 @@ class Shares:
         return max(0.0, lead.tokens / rate - BURST_S) * others / lead.weight
 
     def asked(self, tenant: Tenant, tokens: float, now_s: float) -> None:
-        """Count tokens that are to be computed for a tenant."""
         leads = self._leads.get(tenant.model)
         if leads is None:
             leads = self._leads[tenant.model] = _Leads()

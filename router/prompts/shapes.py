@@ -168,7 +168,6 @@ class Shapes:
         self.silent, self._ask_again_s = why, now_s + RETRY_S
 
     def forget(self, process: str) -> None:
-        """Forget a replica that has left or restarted."""
         self.dates.pop(process, None)
         for shape in self.known.values():
             shape.at.discard(process)

@@ -41,7 +41,6 @@ class RecentPrompts:
             self._text_bytes -= len(oldest.text or b"")
 
     def all(self) -> list[RecentPrompt]:
-        """All remembered prompts, oldest first."""
         return list(self._routed)
 
     def check(self) -> None:
