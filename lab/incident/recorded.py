@@ -24,6 +24,7 @@ from router.placement.cost import Question
 from router.placement.decision import Decision
 from router.placement.elsewhere import fetch
 from router.placement.index import APPROXIMATE
+from router.placement.load import Placed
 from router.placement.placement import Placement
 
 LOGGED_ENDPOINT = "tcp://logged"  # logs say only whether a replica had one
@@ -224,17 +225,11 @@ class RecordedRouter(ReplayState):
             side.block_tokens for decided in line.decisions for side in decided.candidates if side.name == one.replica
         )
         has_blocks = line.exact and next(known, APPROXIMATE) == line.block_tokens
-        self.placed[one.sent_order] = self.placement.sent_as(
-            self.replicas[one.replica].load,
-            one.sent_at_s,
-            one.uncached_tokens,
-            one.streamed,
-            one.priority_s,
-            line.blocks if has_blocks else [],
-            one.awaited_s if has_blocks and line.blocks else 0.0,
-            fetched_tokens=one.fetched_tokens,
-            stands_back=one.stands_back,
-        )
+        load = self.replicas[one.replica].load
+        placed = Placed(load, one.sent_at_s, one.uncached_tokens, one.streamed, one.priority_s)
+        placed.fetched_tokens, placed.stands_back = one.fetched_tokens, one.stands_back
+        wait_s = one.awaited_s if has_blocks and line.blocks else 0.0
+        self.placed[one.sent_order] = self.placement.sent_as(placed, line.blocks if has_blocks else [], wait_s)
 
     def again(self, line: LogLine, decided: Decided, policy: str) -> Decision:
         """Decide again with the present code and the logged tie-break seed."""

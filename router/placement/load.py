@@ -288,7 +288,6 @@ class ReplicaLoad:
 class Placed(Struct, eq=False, gc=False):
     """A request at a replica, from when it is sent until it has ended."""
 
-    id: int
     load: ReplicaLoad
     sent_s: float
     uncached_tokens: int = 1
@@ -303,6 +302,7 @@ class Placed(Struct, eq=False, gc=False):
     stands_back: bool = False  # who overtakes it harms nobody, as its tenant was given more than its share
     has_begun: bool = False
     is_batch: bool = False  # it has several prompts: its first byte says that one of them is computed
+    id: int = 0
 
     @property
     def awaited_keys(self) -> int:

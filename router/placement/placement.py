@@ -240,19 +240,10 @@ class Placement:
             wait_s = self._optimistic_ttl_s + QUEUE_MARGIN * min(decision.ttft_s, self._first_token_timeout_s)
         tokens = 1 if fetched_tokens else ceil(decision.uncached_tokens)
         priority_s = decision.priority_s(now_s) if ranked else None
-        placed = self.sent_as(
-            load,
-            now_s,
-            tokens,
-            streams,
-            priority_s,
-            keys if block_size else [],
-            wait_s,
-            fetched_tokens=fetched_tokens,
-            stands_back=question.stands_back,
-            is_batch=question.further_tokens > 0,
-        )
-        self._used(placed, block_size, keys, now_s)
+        placed = Placed(load, now_s, tokens, streams, priority_s, fetched_tokens=fetched_tokens)
+        placed.stands_back, placed.is_batch = question.stands_back, question.further_tokens > 0
+        self.sent_as(placed, keys if block_size else [], wait_s)
+        self._used(placed, block_size, keys)
         if question.tenant is not None:
             placed.tenant = question.tenant
             self.shares.asked(question.tenant, tokens, now_s)
@@ -278,60 +269,36 @@ class Placement:
 
     def sent_by_peer(self, load: ReplicaLoad, request: PeerRequest, keys: list[int], now_s: float) -> Placed:
         """Count a request that another router has sent to this replica."""
-        placed = self.sent_as(
-            load,
-            now_s,
-            request.uncached_tokens,
-            request.streams,
-            request.priority_s,
-            keys if request.block_size else [],
-            request.awaited_s,
-            fetched_tokens=request.fetched_tokens,
-            is_ours=False,
-        )
-        self._used(placed, request.block_size, keys, now_s)
+        tokens, fetched_tokens = request.uncached_tokens, request.fetched_tokens
+        placed = Placed(load, now_s, tokens, request.streams, request.priority_s, fetched_tokens=fetched_tokens)
+        placed.is_ours = False
+        self.sent_as(placed, keys if request.block_size else [], request.awaited_s)
+        self._used(placed, request.block_size, keys)
         return placed
 
-    def _used(self, placed: Placed, block_size: int, keys: list[int], now_s: float) -> None:
+    def _used(self, placed: Placed, block_size: int, keys: list[int]) -> None:
         """Note that a prompt's blocks are used there now."""
         if block_size == APPROXIMATE:
             if keys:
                 self.approximate.routed(placed.load.candidate.slot, keys)
         elif keys and self.policy == "cost":
             placed.pages = pages_of(keys, block_size)
-            self.reuse.used(placed.pages, now_s)
+            self.reuse.used(placed.pages, placed.sent_s)
             if (ages := placed.load.candidate.ages) is not None:
-                ages.routed(placed.pages, now_s)
+                ages.routed(placed.pages, placed.sent_s)
 
-    def sent_as(
-        self,
-        load: ReplicaLoad,
-        now_s: float,
-        uncached_tokens: int,
-        streams: bool,
-        priority_s: float | None,
-        keys: list[int],
-        wait_s: float,
-        *,
-        fetched_tokens: int = 0,
-        stands_back: bool = False,
-        is_ours: bool = True,
-        is_batch: bool = False,
-    ) -> Placed:
-        """Count a request as sent with these figures; its blocks count as cached for `wait_s` without an event."""
-        placed = Placed(next(self._ids), load, now_s, uncached_tokens, streams, priority_s)
-        placed.fetched_tokens, placed.is_ours, placed.stands_back = fetched_tokens, is_ours, stands_back
-        placed.is_batch = is_batch
-        # Neither the time of a transfer nor that of the first of several prompts says how fast prefill is.
-        streamed = streams and not fetched_tokens and not is_batch
+    def sent_as(self, placed: Placed, keys: list[int], wait_s: float) -> Placed:
+        """Count a request with these figures; its blocks count as cached for `wait_s` without an event."""
+        placed.id, load, now_s = next(self._ids), placed.load, placed.sent_s
         load.sent(
             placed.id,
-            uncached_tokens,
+            placed.uncached_tokens,
             now_s,
-            streamed=streamed,
-            priority_s=priority_s,
-            stands_back=stands_back,
-            is_ours=is_ours,
+            # Neither the time of a transfer nor that of the first of several prompts says how fast prefill is.
+            streamed=placed.streams and not placed.fetched_tokens and not placed.is_batch,
+            priority_s=placed.priority_s,
+            stands_back=placed.stands_back,
+            is_ours=placed.is_ours,
         )
         if wait_s and self._optimistic:
             placed.awaited_s = wait_s
