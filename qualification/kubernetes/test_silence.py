@@ -14,7 +14,7 @@ from tests.chaos.nodes import Node, network, no_nodes
 from tests.router.kubernetes_api import PODS, SPACE, KubernetesApi, following, pod
 
 why_not = "Linux' own" if sys.platform != "linux" else no_nodes()
-pytestmark = [pytest.mark.chaos, pytest.mark.skipif(why_not is not None, reason=why_not or "")]
+pytestmark = [pytest.mark.live, pytest.mark.skipif(why_not is not None, reason=why_not or "")]
 
 NOTICED_S = 12.0
 BACK_S = 2.5  # of which a second is that of a packet that was lost, when it is sent again
