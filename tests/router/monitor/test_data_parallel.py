@@ -148,16 +148,6 @@ async def test_an_adapter_is_noticed_and_forgotten() -> None:
         assert running.member("e").source is source and MODEL in running.router.members.models
 
 
-async def test_an_engine_without_events_says_what_to_switch_on() -> None:
-    e = engine(1)
-    e.control["/kv_event_sources"] = (200, {})
-    e.control["/metrics"] = (200, b"")
-    async with e.running(), served(ready=False, replicas=(spec_of(e),)) as running, connect(running.port) as client:
-        await has(running, "e")
-        [replica] = (await client.get("/replicas", **HERE)).json["replicas"]
-        assert replica["state"] == "approximate" and "--kv-events-config" in replica["inexact"]
-
-
 @pytest.mark.virtual(False)
 async def test_a_socket_that_is_never_reached_is_named_and_nothing_is_called_exact(
     monkeypatch: Any, caplog: pytest.LogCaptureFixture

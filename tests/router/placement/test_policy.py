@@ -257,17 +257,6 @@ def test_a_slower_replica_and_an_equal_one_are_distinguished() -> None:
     assert list(words.values()) == [f"as good; the lot fell on {decision.chosen.name if decision.chosen else None}"]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_every_policy_explains_itself(policy: str) -> None:
-    candidates = [replica(0, queued_tokens=500.0), replica(1)]
-    asked = question(matched={0: 2000}, session="me")
-    decision = choose(policy, asked, candidates, random.Random(3), Ring(["r0", "r1"]))
-    chosen_words, other_words = sorted(
-        (verdict.why for verdict in list(decision.verdicts())), key=lambda why: "chosen" not in why
-    )
-    assert chosen_words.startswith("chosen: ") and not other_words.startswith("chosen")
-
-
 # ---- the other policies
 
 

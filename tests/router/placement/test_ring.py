@@ -23,17 +23,6 @@ def test_removing_a_replica_moves_only_its_sessions() -> None:
     assert NAMES[3] not in after.values()
 
 
-def test_adding_a_replica_moves_sessions_only_to_it() -> None:
-    before, ring = owners(Ring(NAMES)), Ring([*NAMES, "newcomer"])
-    moved = {session for session, owner in owners(ring).items() if owner != before[session]}
-    assert all(next(ring.walk(session)) == "newcomer" for session in moved)
-    assert 0.5 < len(moved) / (len(SESSIONS) / 9) < 1.5
-
-
-def test_a_ring_does_not_depend_on_the_order_of_its_names() -> None:
-    assert owners(Ring([*reversed(NAMES), NAMES[0]])) == owners(Ring(NAMES))
-
-
 def test_a_walk_names_every_replica_once() -> None:
     assert sorted(Ring(NAMES).walk("anyone")) == NAMES
     assert list(Ring().walk("anyone")) == []

@@ -11,30 +11,7 @@ from api.tokens.tokenizer import HfTokenizer
 from events.blocks import pack_tokens
 from router.prompts.piece_cache import PieceCache, difference, tries
 from tests.api.tokenizers import TEXTS, saved
-from tests.api.trained import FAMILIES
-from tests.router.families import prompts
 
-FRAGMENTS = [
-    *("<|im_end|>", "<|im_start|>", "<|im_start|>system\n", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>"),
-    *("<|begin_of_text|>", "<s>", "</s>", "[INST]", "[/INST]", "[/INST] ", "[TOOL_CALLS]", "<|endoftext|>", "<unk>"),
-    *("<tool_call>", "</think>", "<think>\n", "<|im_", "start|>", "<", "|>", "[", "]", "[INS", "T]", "<0x0A>", "▁"),
-    *(" ", "  ", "\n", "\n\n", "\t", "\r\n", "\u00a0", "\u200b", "\ufeff", "\x00", "\x85", "\u2028"),
-    *(
-        "\u0301",
-        "e\u0301",
-        "é",
-        "👩‍👩‍👧",
-        "\u200d",
-        "\U0001d4b3",
-        "ﬁ",
-        "Å",
-        "가",
-        "ㄱ",
-        "\ufffd",
-        "12345678",
-        "you're ",
-    ),
-]
 FLAGS = st.fixed_dictionaries(
     {"special": st.booleans()},
     optional={name: st.booleans() for name in ("lstrip", "rstrip", "single_word", "normalized")},
@@ -49,20 +26,6 @@ def texts_of(fragments: list[str]) -> st.SearchStrategy[str]:
 
 def in_pieces(cache: PieceCache, text: str) -> bytes:
     return cache.encode(cache.look_up(text))
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@given(text=texts_of(FRAGMENTS))
-def test_pieces_are_the_whole_for_the_families_of_models(
-    tmp_path_factory: pytest.TempPathFactory, family: str, text: str
-) -> None:
-    tokenizer = prompts(family, tmp_path_factory.getbasetemp()).tokenizer
-    whole = pack_tokens(tokenizer.encode(text, add_special_tokens=False))
-    for cut in tokenizer.cuts:
-        cache = PieceCache(tokenizer, cut, 10_000)
-        assert in_pieces(cache, text) == whole, cut
-        assert in_pieces(cache, text) == whole, "the second time from the cache"
-        cache.check()
 
 
 NORMALIZERS = {
