@@ -101,8 +101,17 @@ class Vllm:
 
     def __init__(self, prompts: Prompts) -> None:
         self._prompts = prompts
-        self._takes_parts = {with_tools: _takes_parts(prompts, with_tools) for with_tools in (False, True)}
-        self._shown = {with_tools: dates.shown(_source(prompts, with_tools)) for with_tools in (False, True)}
+        # Properties of the templates without and with tools.
+        self._takes_parts, self._shown, self._knows_developer = list[bool](), list[dates.Shown](), list[bool]()
+        for with_tools in (False, True):
+            try:
+                template = prompts.template(with_tools)
+            except ApiError:  # there is none, and no chat
+                template = None
+            source = "" if template is None else template.source
+            self._takes_parts.append(template is not None and takes_parts(template.parsed()))
+            self._shown.append(dates.shown(source))
+            self._knows_developer.append('"developer"' in source or "'developer'" in source)
 
     def read(self, api: str, body: bytes, max_model_len: int | None = None) -> Asked:
         """Read a request of this API; raise ApiError if its prompt cannot be known."""
@@ -113,7 +122,8 @@ class Vllm:
             several = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
             texts: list[Text] = prompt if several else [prompt]  # type: ignore[assignment]  # checked below
             for text in texts:
-                if not isinstance(text, str) and (not isinstance(text, list) or not all(map(_is_token_id, text))):
+                is_ids = isinstance(text, list) and all(type(one) is int and 0 <= one < 2**32 for one in text)
+                if not (isinstance(text, str) or is_ids):
                     raise invalid("prompt mixes what is none with texts or token ids", "prompt")
                 self._prompts.check_fits(text, max_model_len, "prompt")
             of_ids = all(isinstance(text, list) for text in texts)
@@ -143,20 +153,15 @@ class Vllm:
             raise invalid("the last message's content is a list, which is not continued here", "continue_final_message")
         text = self._prompts.conversation_text(conversation, max_model_len)
         special = bool(asked.add_special_tokens)
-        flags = []
-        if asked.add_generation_prompt is False:
-            flags.append("no generation prompt")
-        if asked.continue_final_message:
-            flags.append("continued")
-        if special:
-            flags.append("special tokens")
-        if asked.documents is not None:
-            flags.append("documents")
-        if asked.tools and asked.tool_choice == "none":
-            flags.append("tool_choice none")
-        if asked.response_format is not None:
-            flags.append("response_format")
-        shape = chat_shape(api, turns, kinds, flags, given)
+        flags = {
+            "no generation prompt": asked.add_generation_prompt is False,
+            "continued": asked.continue_final_message,
+            "special tokens": special,
+            "documents": asked.documents is not None,
+            "tool_choice none": asked.tools and asked.tool_choice == "none",
+            "response_format": asked.response_format is not None,
+        }
+        shape = chat_shape(api, turns, kinds, [flag for flag, is_set in flags.items() if is_set], given)
         made = Asked([text], asked.n or 1, special, shape)
         shown = self._shown[bool(tools)]
         if shown == "date":
@@ -226,7 +231,7 @@ class Vllm:
             turns.append(f"{role}({' '.join(kinds)})" if kinds else role)
         if not seen:
             raise invalid("messages is empty; send at least one", "messages")
-        if developer and not self._knows_developer(with_tools):
+        if developer and not self._knows_developer[with_tools]:
             # Developers become systems for a template that knows none, and several systems become one at the beginning.
             renamed = [
                 {name: value for name, value in message.items() if name != "tools"} | {"role": "system"}
@@ -238,14 +243,13 @@ class Vllm:
             if len(systems) <= 1 and renamed[0]["role"] == "system":
                 seen = renamed
             else:
-                contents = [_joined(message["content"]) for message in systems]
+                contents = [
+                    content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+                    for content in (message["content"] for message in systems)
+                ]
                 others = [message for message in renamed if message["role"] != "system"]
                 seen = [{"role": "system", "content": "\n\n".join(filter(None, contents))}, *others]
         return seen, turns
-
-    def _knows_developer(self, with_tools: bool) -> bool:
-        template = self._prompts.template(with_tools)
-        return template is not None and ('"developer"' in template.source or "'developer'" in template.source)
 
     def _arguments(self, asked: ChatFields) -> dict[str, Any]:
         given = asked.chat_template_kwargs or {}
@@ -273,22 +277,6 @@ def _fields(made: dict[str, Any]) -> ChatFields:
         raise invalid(f"the request cannot be read as a chat: {error}", "messages") from None
 
 
-def _source(prompts: Prompts, with_tools: bool) -> str:
-    try:
-        template = prompts.template(with_tools)
-    except ApiError:
-        return ""
-    return "" if template is None else template.source
-
-
-def _takes_parts(prompts: Prompts, with_tools: bool) -> bool:
-    try:
-        template = prompts.template(with_tools)
-    except ApiError:  # there is none, and no chat
-        return False
-    return template is not None and takes_parts(template.parsed())
-
-
 def _check(asked: _Everywhere, names: Sequence[str]) -> None:
     """Refuse fields that make another prompt, or none of tokens."""
     for name in names:
@@ -297,10 +285,6 @@ def _check(asked: _Everywhere, names: Sequence[str]) -> None:
     transfer = asked.kv_transfer_params
     if isinstance(transfer, dict) and transfer.get("prompt_token_ids") is not None:
         raise invalid("kv_transfer_params sets the prompt's token ids", "kv_transfer_params")
-
-
-def _is_token_id(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**32
 
 
 def _is_plain(message: Message) -> bool:
@@ -357,10 +341,6 @@ def _parts(content: list[Any] | None, wrapped: bool, kinds: list[str]) -> Any:
     elif not content:
         kinds.append("empty")
     return shown if wrapped else "\n".join(filter(None, texts))
-
-
-def _joined(content: Any) -> str:
-    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
 
 def _with_reasoning(message: Any) -> Any:
