@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from itertools import repeat
+from operator import mul, sub
 from typing import Literal, TypeAlias
 
 from msgspec import Struct
@@ -212,39 +213,34 @@ def _why_lost(decision: Decision, loser: Candidate, winner: Candidate) -> str:
             missing = decision.question.reached(winner.slot) - decision.question.reached(loser.slot)
             if missing > 0:
                 return f"holds {missing:,.0f} tokens less"
-    weight = 0.0 if decision.policy == "least-loaded" else COMPUTE_WEIGHT
     one, other = decision.candidates.index(loser), decision.candidates.index(winner)
     loser_rate, winner_rate = decision.rates[one], decision.rates[other]
-    computed, winner_computed = (decision.portions_of(index)[-1].tokens for index in (one, other))
-    busy, winner_busy = (max(each.running, each.all_in_flight) for each in (loser, winner))
-    more_compute = computed - winner_computed
-    winner_uncached = decision.uncached_of(other)
-    more_brought = decision.uncached_of(one) - computed - (winner_uncached - winner_computed)
-    more_queue = decision.ahead(one) - decision.ahead(other)
-    more_busy = busy - winner_busy
-    more_delay = more_loss = 0.0
-    winner_tokens = weight * winner_uncached + decision.ahead(other) + BUSY_TOKENS * winner_busy
-    if (effects := decision.effects) is not None:
-        more_delay = effects.delayed[one] - effects.delayed[other]
-        lost = effects.lost[other] or 0.0
-        more_loss = (effects.lost[one] or 0.0) - lost
-        winner_tokens += effects.delayed[other] + LOSS_WEIGHT * lost
-    more = weight * (more_compute + more_brought) + more_queue + BUSY_TOKENS * more_busy
-    more += more_delay + LOSS_WEIGHT * more_loss
-    loser_tokens = winner_tokens + more
-    parts = [
-        (weight * more_compute / loser_rate, f"would compute {more_compute:,.0f} tokens more"),
-        (weight * more_brought / loser_rate, f"would bring blocks for {more_brought / loser_rate:.3f} s longer"),
-        (more_queue / loser_rate, f"queue {more_queue:,.0f} tokens longer"),
-        (BUSY_TOKENS * more_busy / loser_rate, f"{more_busy:,} more requests running"),
-        (more_delay / loser_rate, f"others would wait {more_delay / loser_rate:.1f} s longer, added up"),
-        (LOSS_WEIGHT * more_loss / loser_rate, f"would drive out {more_loss:,.0f} tokens more that come again"),
-        (winner_tokens * (1 / loser_rate - 1 / winner_rate), f"prefills {1 - loser_rate / winner_rate:.0%} slower"),
-        (
-            (loser.slowness - 1) * loser_tokens / loser_rate - (winner.slowness - 1) * winner_tokens / winner_rate,
-            f"slow start: counts {loser.slowness:.1f} times",
-        ),
-    ]
+    weight = 0.0 if decision.policy == "least-loaded" else COMPUTE_WEIGHT
+    weights, effects = (weight, weight, 1.0, BUSY_TOKENS, 1.0, LOSS_WEIGHT), decision.effects
+
+    def amounts(index: int) -> list[float]:
+        """Return the amounts that these weights are for."""
+        each, computed = decision.candidates[index], decision.portions_of(index)[-1].tokens
+        delayed, lost = (0.0, None) if effects is None else (effects.delayed[index], effects.lost[index])
+        busy, brought = max(each.running, each.all_in_flight), decision.uncached_of(index) - computed
+        return [computed, brought, decision.ahead(index), busy, delayed, lost or 0.0]
+
+    more = list(map(sub, amounts(one), amounts(other)))
+    loser_tokens, winner_tokens = (sum(map(mul, weights, amounts(index))) for index in (one, other))
+    compute, bring, queue, busy, delay, loss = more
+    words = (
+        f"would compute {compute:,.0f} tokens more",
+        f"would bring blocks for {bring / loser_rate:.3f} s longer",
+        f"queue {queue:,.0f} tokens longer",
+        f"{busy:,} more requests running",
+        f"others would wait {delay / loser_rate:.1f} s longer, added up",
+        f"would drive out {loss:,.0f} tokens more that come again",
+    )
+    slower = f"prefills {1 - loser_rate / winner_rate:.0%} slower"
+    starting_s = (loser.slowness - 1) * loser_tokens / loser_rate - (winner.slowness - 1) * winner_tokens / winner_rate
+    parts = [(each * tokens / loser_rate, said) for each, tokens, said in zip(weights, more, words, strict=True)]
+    parts.append((winner_tokens * (1 / loser_rate - 1 / winner_rate), slower))
+    parts.append((starting_s, f"slow start: counts {loser.slowness:.1f} times"))
     parts.sort(reverse=True)
     dearer = sum(seconds for seconds, _ in parts if seconds > 0)
     told = [words for seconds, words in parts if seconds > TOLD_FRACTION * dearer]
