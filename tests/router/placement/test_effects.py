@@ -1,4 +1,5 @@
 import random
+from functools import cache
 from typing import Any
 
 import pytest
@@ -22,12 +23,18 @@ def replica(slot: int, *waiting: tuple[float, float], **known: Any) -> Candidate
     return one
 
 
-def full(slot: int, idle_s: float) -> Candidate:
-    """Its cache is full of prefixes of this age; prefixes younger than 10 s come back."""
+@cache
+def habits() -> Reuse:
+    """Prefixes younger than 10 s come back."""
     reuse = Reuse()
     for second in range(0, 1000, 9):
         reuse.used(range(100), float(second))
-    ages = CacheAges(reuse)
+    return reuse
+
+
+def full(slot: int, idle_s: float) -> Candidate:
+    """Its cache is full of prefixes of this age."""
+    ages = CacheAges(habits())
     ages.describe(PAGE_TOKENS, 100 * PAGE_TOKENS)
     ages.routed(range(100), 1000.0 - idle_s)
     return replica(slot, ages=ages)
