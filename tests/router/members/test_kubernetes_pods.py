@@ -163,15 +163,10 @@ def test_annotations_say_what_the_replica_cannot() -> None:
         "warmroute/resume": "true",
         "prometheus.io/scrape": "true",
     }
-    spec = only(pod("p", annotations=annotations))
+    spec = only(pod("p", annotations=annotations, labels={"warmroute/engine": "sglang", "warmroute/role": "decode"}))
+    assert spec.role == "decode"
     assert (spec.engine, spec.model, spec.adapters, spec.topic) == ("vllm", "org/model", ("one", "org/two"), "kv@")
     assert (spec.block_size, spec.max_model_len, spec.resume) == (16, 4096, True)
-
-
-def test_an_annotation_wins_over_a_label() -> None:
-    labels = {"warmroute/engine": "vllm", "warmroute/block-size": "32"}
-    spec = only(pod("p", labels=labels, annotations={"warmroute/engine": "sglang"}))
-    assert (spec.engine, spec.block_size) == ("sglang", 32)
 
 
 def test_the_docs_name_every_key() -> None:

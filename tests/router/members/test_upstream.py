@@ -210,13 +210,11 @@ async def test_a_connection_that_still_carries_a_refused_body_is_not_used_again(
         assert len(upstream._idle) == 1
 
 
-@pytest.mark.parametrize("head", [b"connection: close\r\ncontent-length: 2\r\n\r\n", b"content-length: 2\r\n\r\n"])
-async def test_a_connection_that_the_replica_does_not_keep_is_not_used_again(head: bytes) -> None:
-    closes = b"close" in head
-    async with upstream_to(says(OK + head + b"ok")) as upstream:
-        await ask(upstream).end()
-        assert len(upstream._idle) == (not closes)
-        assert (await ask(upstream).end()).body == b"ok"
+async def test_a_connection_that_the_replica_does_not_keep_is_not_used_again() -> None:
+    async with upstream_to(says(OK + b"connection: close\r\ncontent-length: 2\r\n\r\nok")) as upstream:
+        for _ in range(2):
+            assert (await ask(upstream).end()).body == b"ok"
+            assert len(upstream._idle) == 0
 
 
 @pytest.mark.parametrize(
@@ -429,16 +427,9 @@ async def test_a_machine_that_lost_its_power_is_noticed() -> None:
         heard.sending.cancel()
 
 
-async def test_a_refused_connection_is_known_not_to_have_reached_the_replica() -> None:
-    upstream = Upstream(Target("127.0.0.1", refused_port(), False, ""))
-    heard = await ask(upstream).end()
-    assert heard.broken is not None and heard.broken.refused
-    upstream.close()
-
-
-@pytest.mark.parametrize("host", ["a..b", "x" * 70])
-async def test_an_invalid_host_is_a_refused_connection(host: str) -> None:
-    upstream = Upstream(Target(host, 1, False, ""))
+@pytest.mark.parametrize("host", ["127.0.0.1", "a..b", "x" * 70])
+async def test_a_refused_connection_is_known_not_to_have_reached_the_replica(host: str) -> None:
+    upstream = Upstream(Target(host, refused_port(), False, ""))
     heard = await ask(upstream).end()
     assert heard.broken is not None and heard.broken.refused
     upstream.close()
@@ -560,16 +551,6 @@ async def test_a_connection_that_was_paused_serves_the_next_request() -> None:
             heard.sending.resume()
 
 
-async def test_pausing_what_is_over_or_not_yet_connected_does_no_harm() -> None:
-    async with upstream_to(says(OK + b"content-length: 2\r\n\r\nok", then="close")) as upstream:
-        heard = ask(upstream)
-        heard.sending.pause()
-        heard.sending.resume()
-        await heard.end()
-        heard.sending.pause()
-        heard.sending.resume()
-
-
 async def test_a_sending_that_is_paused_before_it_is_connected_waits() -> None:
     asked = asyncio.Event()
 
@@ -587,6 +568,8 @@ async def test_a_sending_that_is_paused_before_it_is_connected_waits() -> None:
         assert heard.calls == []
         heard.sending.resume()
         assert (await heard.end()).body == b"ok"
+        heard.sending.pause()
+        heard.sending.resume()
 
 
 async def test_breaking_all_tells_every_listener_and_closes_every_connection() -> None:
@@ -622,11 +605,3 @@ async def test_idle_connections_are_closed_after_a_while_the_oldest_first() -> N
         upstream.sweep(since_s + IDLE_LIMIT_S + 2.5)
         assert len(upstream._idle) == 0
         assert (await ask(upstream).end()).body == b"ok"
-
-
-async def test_a_closed_upstream_keeps_nothing() -> None:
-    async with upstream_to(begin) as upstream:
-        heard = ask(upstream)
-        await until(lambda: heard.body, "it has begun")
-        upstream.close()
-        assert heard.sending.over and "broke" not in heard.calls
