@@ -109,7 +109,7 @@ def tls_of(cert: Path, key: Path) -> ssl.SSLContext:
 
 @pytest.mark.virtual(False)
 @with_openssl
-async def test_an_authority_that_was_replaced_is_read_relist(tmp_path: Path) -> None:
+async def test_an_authority_that_was_replaced_is_read_again(tmp_path: Path) -> None:
     api = api_with("a")
     authority, key = certificate(tmp_path, "first")
     api.tls = tls_of(authority, key)
@@ -156,7 +156,7 @@ async def test_a_dropped_watch_continues_where_it_was(caplog: pytest.LogCaptureF
 
 
 @pytest.mark.parametrize("how", ["event", "status"])
-async def test_a_watch_from_too_long_ago_lists_everything_relist(how: str) -> None:
+async def test_a_watch_from_too_long_ago_lists_everything_again(how: str) -> None:
     api = api_with("a")
     async with watching(api) as (_, said):
         await until(lambda: api.watched, "the watch")
