@@ -20,7 +20,6 @@ from msgspec import Struct
 
 from api.prompts.prompts import Prompts
 from api.tokens.tokenizer import HfTokenizer
-from engines.prompts.vllm import RENDER
 from events.blocks import pack_tokens
 from qualification.engines.conversations import Conversations
 from qualification.engines.engine import QUIET, RUNNER, VARIABLE
@@ -55,6 +54,12 @@ MODELS = {  # a family of tokenizers, and a template
     "the same with developers": ("llama3", AS_JSON + "{# 'developer' #}"),
 }
 MAX_SHOWN = 5
+RENDER = {
+    "chat": "/v1/chat/completions/render",
+    "completions": "/v1/completions/render",
+    "messages": "/v1/messages/render",
+    "responses": "/v1/responses/render",
+}
 
 
 class Case(Struct, frozen=True):
@@ -171,7 +176,7 @@ def add(
     assert engine is not None
     question, told = engine.tokenized(api, body), None
     if question is not None and question.unseen is None:
-        told = renderer.ask(model, question.path, question.body)
+        told = renderer.ask(model, "/tokenize", question.body)
     case = Case(name, asked, packed, pack_tokens(theirs), None if told is None else pack_tokens(told))
     outcome.shapes.setdefault((name, prompt.shape), []).append(case)
 
