@@ -33,7 +33,8 @@ from router.proxy.services import Waiter
 from router.records.history import History
 from router.tenants.admission import Admission
 from router.tenants.keys import Priorities
-from router.tenants.ledger import ledger_of
+from router.tenants.ledger import KeyTotals, Ledger
+from router.tenants.usage import UsageFile
 
 if TYPE_CHECKING:
     from router.members.verification import Verification
@@ -73,8 +74,9 @@ class Router:
         self.tracing: Tracing | None = None
         self.responses = KeptResponses(members)
         self.verification: Verification | None = None  # checks prompts for engines that build them themselves
-        kept = config.usage_db, config.usage_days, config.metrics_keys
-        self.ledger = ledger_of(*kept, admission.shared, lambda: admission.accounts)
+        file = None if config.usage_db is None else UsageFile(config.usage_db)
+        totals = KeyTotals(config.metrics_keys)
+        self.ledger = Ledger(file, config.usage_days, admission.shared, lambda: admission.accounts, totals)
         self.held = Budget(HELD_BYTES)
         self.loop = asyncio.get_running_loop()
         self.now_s = self.loop.time

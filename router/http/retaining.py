@@ -105,7 +105,7 @@ def _about(prefix: RetainedPrefix, at: Sequence[RetainedAt]) -> dict[str, Any]:
 
 
 async def _prompt_of(services: Services, asked: RetainAsked) -> Prompt:
-    key = next((key for key in services.admission.keys if key.name == asked.key), None)
+    key = next((key for key in services.admission.keys.values() if key.name == asked.key), None)
     if asked.key is not None and key is None:
         fix = "leave key out for the cache that all share"
         raise invalid(f"there is no API key named {quoted(asked.key)}; {fix}", "key")

@@ -17,7 +17,7 @@ from api.errors import ApiError, unauthorized
 from api.http.keys import KEY_HEADERS, shown_key
 from api.http.routes import Role
 from router.tenants.charges import Account, Charge, account_of
-from router.tenants.keys import Key, Keys
+from router.tenants.keys import Key, find
 from router.tenants.limits import Use
 from router.tenants.shared_limits import SharedLimits
 
@@ -59,7 +59,7 @@ class Admission:
         self, keys: Iterable[Key] = (), *, demand_key: bool = False, shared: SharedLimits | None = None
     ) -> None:
         """`shared`: what all workers of the router count together; None: there is only this one."""
-        self.keys = Keys(())
+        self.keys: dict[bytes, Key] = {}  # by their digests
         self.shared = shared or SharedLimits()
         self._demand_key = demand_key
         self._admin_exists = False
@@ -72,11 +72,11 @@ class Admission:
 
     def use(self, keys: Iterable[Key]) -> None:
         """Replace the keys; what keys of the same name have used is kept."""
-        self.keys = Keys(keys)
-        self._admin_exists = self.keys.has_admin
-        clients = [key for key in self.keys if not key.admin]
+        self.keys = {key.digest: key for key in keys}
+        clients = [key for key in self.keys.values() if not key.admin]
+        self._admin_exists = len(clients) < len(self.keys)
         self.has_tenants = len(clients) > 1 or any(key.tenant_header is not None for key in clients)
-        found = ((key.name, account_of(key, self.shared)) for key in self.keys)
+        found = ((key.name, account_of(key, self.shared)) for key in self.keys.values())
         self.accounts = {name: account for name, account in found if account is not None}
 
     def admit(self, scope: Scope, who: Role, now_s: float) -> Admitted:
@@ -101,9 +101,9 @@ class Admission:
         if who is ANYONE and not key_headers and self._admin_exists:
             return admitted
         key = None
-        if key_headers and len(self.keys):
+        if key_headers and self.keys:
             given = shown_key(headers)
-            key = None if given is None else self.keys.find(given)
+            key = None if given is None else find(self.keys, given)
             admitted.shows_key = key is not None or key_headers > 1  # any of several may be ours
         if who is CLIENT and not self._demand_key:
             return admitted
@@ -142,7 +142,7 @@ class Admission:
     def knows(self, key: Key | None, *, admin: bool) -> bool:
         """Return whether the key would still be admitted; responses that go on for hours have to check this."""
         if key is not None:
-            known = self.keys.of_digest(key.digest)
+            known = self.keys.get(key.digest)
             if known is None or known.admin != key.admin:
                 return False
         return not (admin and self._admin_exists) or (key is not None and key.admin)
@@ -158,7 +158,7 @@ class Admission:
     @property
     def has_salts(self) -> bool:
         """Tell whether some clients' caches and responses are kept apart from those of others."""
-        return any(key.salt is not None for key in self.keys)
+        return any(key.salt is not None for key in self.keys.values())
 
 
 # ---- parts of a request

@@ -9,7 +9,7 @@ import hashlib
 import hmac
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import pairwise
 
@@ -64,29 +64,11 @@ class Key(Limited, frozen=True, kw_only=True):
         return self.salt if cache_salt is None else f"{self.salt}.{cache_salt}"
 
 
-class Keys:
-    """A set of keys, looked up by a client's key."""
-
-    def __init__(self, keys: Iterable[Key]) -> None:
-        self._by_digest = {key.digest: key for key in keys}
-
-    def __len__(self) -> int:
-        return len(self._by_digest)
-
-    def __iter__(self) -> Iterator[Key]:
-        return iter(self._by_digest.values())
-
-    @property
-    def has_admin(self) -> bool:
-        return any(key.admin for key in self._by_digest.values())
-
-    def of_digest(self, digest: bytes) -> Key | None:
-        return self._by_digest.get(digest)
-
-    def find(self, given: bytes) -> Key | None:
-        digest = hashlib.sha256(given).digest()
-        key = self.of_digest(digest)
-        return key if key is not None and hmac.compare_digest(key.digest, digest) else None
+def find(keys: Mapping[bytes, Key], given: bytes) -> Key | None:
+    """The key that a client has sent, among these by their digests."""
+    digest = hashlib.sha256(given).digest()
+    key = keys.get(digest)
+    return key if key is not None and hmac.compare_digest(key.digest, digest) else None
 
 
 def digest_of(key: str) -> bytes:

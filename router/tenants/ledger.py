@@ -215,11 +215,3 @@ class Ledger:
             log.info("--usage-db %s works again", self.file.path)
         self.problem = None
         return result
-
-
-def ledger_of(
-    path: str | None, days: int, shown_keys: int, shared: SharedLimits, accounts: Callable[[], Mapping[str, Account]]
-) -> Ledger:
-    """A ledger that keeps usage in this file, or in memory, and has counters for so many keys."""
-    file = None if path is None else UsageFile(path)
-    return Ledger(file, days, shared, accounts, KeyTotals(shown_keys))
