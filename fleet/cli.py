@@ -33,12 +33,12 @@ COMMANDS = {
     "down": ("fleet.commands.down:down", "End a fleet, on this machine or elsewhere."),
     "drain": ("fleet.commands.drain:drain", "Stop or resume sending new requests to a replica."),
     "events": ("events.cli:events", "Read, check, record and replay the cache events of replicas."),
-    "explain": ("fleet.commands.explain:explain", "Show where a router would send a request now, and why."),
+    "explain": ("fleet.commands.router:explain", "Show where a router would send a request now, and why."),
     "fetch": ("replica.cli:fetch", "Put the files of a model into a folder, for replicas or routers to read."),
     "logs": ("fleet.commands.logs:logs", "Show the log of a replica."),
     "picker": ("router.process.cli:picker", "Pick the replica of each request that a gateway forwards."),
     "prefixes": (
-        "fleet.commands.prefixes:prefixes",
+        "fleet.commands.router:prefixes",
         "Show prefixes that recent prompts share, and the replicas that hold them.",
     ),
     "replica": ("replica.cli:replica", "Serve a model from one engine with a prefix cache."),
@@ -55,8 +55,8 @@ COMMANDS = {
     "simulate": ("lab.commands.simulate:simulate", "Compare policies on a trace, in virtual time."),
     "size": ("lab.commands.size:size", "Compute how much KV cache fits beside a model on a device."),
     "status": ("fleet.commands.status:status", "Show a fleet's models and replicas, and how busy they are."),
-    "usage": ("fleet.commands.usage:usage", "Show how many tokens each API key has used, by day and model."),
-    "top": ("fleet.commands.top:top", "Watch a router live: replicas, event streams, hot prefixes, decisions."),
+    "usage": ("fleet.commands.router:usage", "Show how many tokens each API key has used, by day and model."),
+    "top": ("fleet.commands.router:top", "Watch a router live: replicas, event streams, hot prefixes, decisions."),
     "up": ("fleet.up.command:up", "Start replicas, here or over a Ray cluster, and a router with the OpenAI API."),
 }
 

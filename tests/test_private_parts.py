@@ -35,7 +35,7 @@ def test_ray_has_every_private_name_that_we_use(module: str, names: set[str]) ->
 def test_rays_node_has_every_name_that_we_use() -> None:
     from ray._private.node import Node
 
-    switched_off = {"start_api_server", "start_log_monitor", "start_monitor"}  # fleet.on_ray.local.init
+    switched_off = {"start_api_server", "start_log_monitor", "start_monitor"}  # fleet.on_ray.launch.init
     assert not {*switched_off, "get_logs_dir_path"} - set(dir(Node))
 
 

@@ -9,9 +9,9 @@ import click
 
 from fleet.commands.client import CONTROLLER, Poller
 from fleet.commands.options import fleet_options, locate
-from fleet.commands.view import View
 from fleet.commands.words import changes
 from fleet.display import Display
+from fleet.view import View
 from router.console.asking import Unreachable
 from router.console.formatting import count
 
@@ -61,16 +61,13 @@ def _follow(poller: Poller, seen: View, model: str, display: Display, step: Call
 @click.argument("replicas", metavar="N", type=click.IntRange(min=0))
 @click.option("--no-wait", is_flag=True, help="Do not wait for the replicas.")
 @click.option("--yes", is_flag=True, help="Scale to 0 without a question; needed where nobody can answer one.")
-@click.option("--force", is_flag=True, help="Start more replicas than fit on this machine.")
 @fleet_options
-def scale(
-    model: str, replicas: int, no_wait: bool, yes: bool, force: bool, which: str | None, fleet_key: str | None
-) -> None:
+def scale(model: str, replicas: int, no_wait: bool, yes: bool, which: str | None, fleet_key: str | None) -> None:
     """Set the number of MODEL's replicas to N, and wait until they are ready.
 
     New replicas get requests when they are ready. When scaling down, those with the least valuable caches leave; their
     running requests finish within the model's drain timeout. For a model with autoscaling, N must be between its
-    bounds, and autoscaling continues from there. A single machine takes 8 replicas for each of its CPUs.
+    bounds, and autoscaling continues from there.
 
     \b
     Examples:
@@ -83,8 +80,6 @@ def scale(
     """
     with Poller(lambda: locate(which, fleet_key)) as poller:
         before = poller.fleet.view()
-        if not force:
-            refuse_too_many(before, model, replicas)
         if replicas == 0 and not yes:
             confirm_none(before, model)
         poller.fleet.scale(model, replicas)
@@ -93,20 +88,6 @@ def scale(
             return
         follow(poller, before, model, f"Scaling {model}", lambda view: scaled_so_far(before, view, model, replicas))
     click.echo(f"{model}: {replicas} of {replicas} ready" if replicas else f"{model} has no replicas")
-
-
-def refuse_too_many(view: View, name: str, wanted: int) -> None:
-    """Refuse to add replicas beyond the machine's room; fewer than now are always fine."""
-    now = view.model(name)
-    if view.room is None or now is None or wanted <= now.wanted:
-        return
-    others = sum(model.wanted for model in view.models) - now.wanted
-    fit = max(0, view.room - others)
-    if wanted > fit:
-        beside = f" beside the {count(others, 'replica')} of other models" if others else ""
-        raise click.ClickException(
-            f"{wanted} replicas of {name} are too many: {fit} fit on this machine{beside}; give fewer, or --force"
-        )
 
 
 def confirm_none(view: View, name: str) -> None:

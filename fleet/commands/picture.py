@@ -8,8 +8,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from events.tool.words import printable
-from fleet.commands.view import ModelView, ReplicaView, View
 from fleet.commands.words import age_of, happened
+from fleet.view import ModelView, ReplicaView, View
 from router.console.formatting import Column, duration, short, table_of
 
 STYLES = {

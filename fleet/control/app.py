@@ -3,10 +3,10 @@
 What changes something, or shows what replicas print, is for holders of the fleet's key: see the table of routes.
 """
 
+import asyncio
 import hmac
-import os
+import socket
 from collections.abc import Awaitable, Callable
-from importlib.metadata import version
 from typing import Any
 
 from msgspec import Struct
@@ -21,12 +21,15 @@ from api.errors import ApiError, invalid, unauthorized
 from api.http.prometheus import CONTENT_TYPE
 from api.http.responses import error_response, json_response
 from api.http.routes import Gate, Role, Route, RouteMatch, RouteTable, served
+from api.http.server import connection_limits, http_server
 from api.reading import read
 from fleet.control.controller import Controller
 from fleet.control.hosts import HostGone, HostLost
 from fleet.control.reconcile import UnknownName
 from fleet.control.view import metrics_text, model_view, view
 from fleet.plan import MAX_REPLICAS, FleetPlan, check
+from fleet.tasks import check as check_tasks
+from fleet.tasks import first
 
 DONE = {"status": "ok"}
 USUAL_LINES = 100
@@ -88,8 +91,7 @@ class Endpoints:
         return json_response(DONE)
 
     async def fleet(self, request: Request) -> Response:
-        shown = view(self._controller, logs=self._holders.sent(request.scope))
-        return json_response({"version": version("warmroute"), "pid": os.getpid(), **shown})
+        return json_response(view(self._controller, logs=self._holders.sent(request.scope)))
 
     async def metrics(self, _: Request) -> Response:
         return Response(metrics_text(self._controller), media_type=CONTENT_TYPE)
@@ -222,3 +224,40 @@ async def read_body(request: Request, kind: Any) -> Any:
         if len(body) > MAX_BYTES:
             raise ApiError(413, f"the body is longer than {MAX_BYTES} bytes", code="body_too_large")
     return read(bytes(body), kind)
+
+
+class Serving:
+    """A served controller: `start` it in a running loop; `ended` returns once the fleet has ended."""
+
+    def __init__(self, controller: Controller, listener: socket.socket, key: str) -> None:
+        self.controller = controller
+        self._listener = listener
+        self._server = http_server(build_app(controller, key), connection_limits())
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def url(self) -> str:
+        host, port = self._listener.getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    async def start(self) -> None:
+        self._tasks = [
+            asyncio.create_task(self._server.serve(sockets=[self._listener])),
+            asyncio.create_task(self.controller.run()),
+        ]
+        await first(asyncio.create_task(self._server.listening.wait()), beside=self._tasks)
+        check_tasks(self._tasks)
+
+    async def ended(self) -> None:
+        """Raise the error of a task that has failed."""
+        await first(asyncio.create_task(self.controller.ended.wait()), beside=self._tasks)
+        check_tasks(self._tasks)
+
+    async def close(self) -> None:
+        self.controller.registry.close()
+        self._server.end()
+        serving, running = self._tasks
+        await asyncio.gather(serving, return_exceptions=True)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        self._listener.close()

@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from api.process.cpus import usable_cpus
 from fleet.control.autoscale import Autoscaler
 from fleet.control.hosts import Host, HostGone, HostLost, Hosts
 from fleet.control.reconcile import Action, Begin, Kept, Reconciler
@@ -70,7 +69,6 @@ AGAIN_S = 0.5  # before a host that is lost is asked again
 BEGIN_AGAIN_S = 1.0  # before a host that could not be begun is tried again
 PLACING_S = 10.0  # a host that has not reported for so long may wait for a node; before, it only starts
 HEARD_WITHIN_S = 10.0  # after a restart: then those of whom nothing was heard are no members
-PER_CPU = 8  # replicas that a machine takes; more starve each other. A guard against slips, which --force overrides
 STOPS_S = 30.0  # a host has so long to end after its replica's time to drain
 
 _decode = msgspec.json.Decoder(Kept).decode
@@ -96,7 +94,6 @@ class Controller:
         self.ended = asyncio.Event()  # everything has left
         self.waits: dict[str, str] = {}  # replica -> why it has not been placed
         self.replaced = 0
-        self.room: int | None = None  # replicas that fit on one machine; None: a cluster, which may grow
         self._hosts = hosts
         self._store = store
         self.host_of: dict[str, Host] = {}
@@ -292,8 +289,3 @@ class Controller:
         if now_wanted != wanted:
             log.info("%s: %d replicas instead of %d: %s", model, now_wanted, wanted, scaler.why)
             self.reconciler.scale(model, now_wanted)
-
-
-def room_here() -> int:
-    """Return how many replicas this machine takes."""
-    return PER_CPU * usable_cpus()

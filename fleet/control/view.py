@@ -1,6 +1,8 @@
 """The controller's state as people, programs (docs/fleet.md) and Prometheus (docs/metrics.md, "The fleet") read it."""
 
+import os
 from collections import Counter
+from importlib.metadata import version
 from typing import Any
 
 import msgspec
@@ -9,60 +11,63 @@ from api.http.prometheus import labels, metric
 from fleet.control.controller import Controller
 from fleet.control.reconcile import Replica
 from fleet.host.report import Said
+from fleet.view import ModelView, ReplicaView, View
 
 OF_LOGS = ("last_words", "notes")  # they may say anything
 
 
-def view(controller: Controller, *, logs: bool) -> dict[str, Any]:
+def view(controller: Controller, *, logs: bool) -> View:
     """`logs`: with the parts of logs that it has; else these are empty."""
     reconciler = controller.reconciler
     models = {
         **dict.fromkeys(model.name for model in reconciler.plan.models),
         **dict.fromkeys(replica.task.plan.name for replica in reconciler.replicas.values()),
     }
-    return {
-        "ending": reconciler.ending,
-        "models": [model_view(controller, name) for name in models],
-        "replicas": [_replica_view(controller, replica, logs) for replica in reconciler.replicas.values()],
-        "room": controller.room,
-    }
+    return View(
+        version=version("warmroute"),
+        pid=os.getpid(),
+        ending=reconciler.ending,
+        models=tuple(model_view(controller, name) for name in models),
+        replicas=tuple(_replica_view(controller, replica, logs) for replica in reconciler.replicas.values()),
+    )
 
 
-def model_view(controller: Controller, name: str) -> dict[str, Any]:
+def model_view(controller: Controller, name: str) -> ModelView:
     reconciler = controller.reconciler
     mine = [each for each in reconciler.replicas.values() if each.task.plan.name == name]
     plan = reconciler.plan.model(name) or mine[0].task.plan  # a leaving model is no longer in the plan
     generation, scaler = reconciler.generation(name), controller.scalers.get(name)
-    return {
-        "name": name,
-        "serves": plan.served_name,
-        "model": plan.model,
-        "engine": plan.engine,
-        "wanted": reconciler.count(name),
-        "ready": sum(each.ready and not each.leaving for each in mine),
-        "replicas": len(mine),
-        "generation": generation,
-        "restarting": not reconciler.ending and any(each.task.generation < generation for each in mine),
-        "autoscale": None if plan.autoscale is None else msgspec.structs.asdict(plan.autoscale),
-        "autoscale_why": scaler.why or None if scaler else None,
-    }
+    return ModelView(
+        name=name,
+        serves=plan.served_name,
+        model=plan.model,
+        engine=plan.engine,
+        wanted=reconciler.count(name),
+        ready=sum(each.ready and not each.leaving for each in mine),
+        replicas=len(mine),
+        generation=generation,
+        restarting=not reconciler.ending and any(each.task.generation < generation for each in mine),
+        autoscale=None if plan.autoscale is None else msgspec.structs.asdict(plan.autoscale),
+        autoscale_why=scaler.why or None if scaler else None,
+    )
 
 
-def _replica_view(controller: Controller, replica: Replica, logs: bool) -> dict[str, Any]:
+def _replica_view(controller: Controller, replica: Replica, logs: bool) -> ReplicaView:
     task, report = replica.task, replica.report
-    shown: dict[str, Any] = {
-        "name": task.name,
-        "model": task.plan.name,
-        "generation": task.generation,
-        "old": task.generation < controller.reconciler.generation(task.plan.name),
-        "life": life(replica),
-        "why": replica.lost or (controller.waits.get(task.name, "") if report is None else report.why),
-    }
-    if report is None:
-        return shown
-    said = {name: getattr(report, name) if logs or name not in OF_LOGS else () for name in Said.__struct_fields__}
-    addresses = {name: report.place and getattr(report.place, name) for name in ("url", "events", "incarnation")}
-    return shown | said | {"load": msgspec.structs.asdict(report.load)} | addresses
+    told: dict[str, Any] = {}
+    if report is not None:
+        told = {name: getattr(report, name) for name in Said.__struct_fields__ if logs or name not in OF_LOGS}
+    if report is not None and (place := report.place) is not None:
+        told |= {"url": place.url, "events": place.events, "incarnation": place.incarnation}
+    return ReplicaView(
+        name=task.name,
+        model=task.plan.name,
+        generation=task.generation,
+        old=task.generation < controller.reconciler.generation(task.plan.name),
+        life=life(replica),
+        why=replica.lost or (controller.waits.get(task.name, "") if report is None else report.why),
+        **told,
+    )
 
 
 def life(replica: Replica) -> str:

@@ -14,12 +14,10 @@ from ray.experimental import internal_kv
 
 from api.http.server import listen
 from fleet.control import controller as control
-from fleet.control.controller import room_here
-from fleet.control.serving import Serving
+from fleet.control.app import Serving
 from fleet.on_ray.cluster import Actor, log_folder, node_address
 from fleet.on_ray.hosts import RayHosts
 from fleet.on_ray.replica import crash_on_bug
-from fleet.on_ray.settings import LOOPBACK
 from fleet.plan import FleetPlan
 
 log = logging.getLogger(__name__)
@@ -95,8 +93,6 @@ class Controller:
 
     async def _serve(self, port: int) -> None:
         address, again = node_address(), ray.get_runtime_context().was_current_actor_reconstructed
-        if address == LOOPBACK:
-            self._controller.room = room_here()
         port = port or await self._store.port()
         try:
             listener = await _listen(address, port, PORT_WITHIN_S if again else 0.0)

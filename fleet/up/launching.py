@@ -5,16 +5,16 @@ import math
 import os
 import socket
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, TypeAlias
 from urllib.parse import urlsplit
 
 import msgspec
 
 from api.http.server import listen
 from api.process.lifeline import PARENT_VARIABLE, module
-from fleet.control.controller import Controller, StateStore, room_here
+from fleet.control.app import Serving
+from fleet.control.controller import Controller, StateStore
 from fleet.control.hosts import LocalHosts
-from fleet.control.serving import Serving
 from fleet.host.child import LAST_LINES, open_log
 from fleet.on_ray.cleanup import clear_orphans, kill_session
 from fleet.on_ray.orders import Launched, Order, Trouble, decode_answer, encode
@@ -29,32 +29,12 @@ LOCAL_TRIES = 5
 AWAY_S = 10.0  # Ray restarts a controller within that time, mostly
 
 
-class Launcher(Protocol):
-    holds: bool  # the fleet ends with it
-    retries: float  # how often in a row a fleet that was lost may be begun again
-    away_s: float  # a controller that does not answer for so long is lost, with the fleet
-
-    @property
-    def clean(self) -> bool:
-        """True if everything ended in order."""
-
-    async def start(self, plan: FleetPlan, *, again: bool = False) -> Launched:
-        """Start the fleet; with `again`, an existing controller keeps its plan."""
-
-    async def failed(self) -> str:
-        """Wait until the controller fails, and return the reason."""
-
-    async def close(self) -> None:
-        """After the fleet has ended, or in its place where it cannot be ended in order."""
-
-    def kill(self) -> None:
-        """Kill all processes of the fleet on this machine."""
-
-
 class InThisProcess:
-    holds = True
-    retries: float = 0
-    away_s = math.inf
+    """The controller and its processes, which end with this one."""
+
+    holds = True  # the fleet ends with it
+    retries: float = 0  # how often in a row a fleet that was lost may be begun again
+    away_s = math.inf  # a controller that does not answer for so long is lost, with the fleet
 
     def __init__(self, logs: Path, key: str) -> None:
         self.hosts = LocalHosts(logs)
@@ -64,18 +44,20 @@ class InThisProcess:
 
     @property
     def clean(self) -> bool:
+        """True if everything ended in order."""
         return self.hosts.clean
 
     async def start(self, plan: FleetPlan, *, again: bool = False) -> Launched:
+        """Start the fleet; with `again`, an existing controller keeps its plan."""
         assert not again, "it ends with this process"
         controller = Controller(self.hosts, StateStore())
-        controller.room = room_here()
         controller.want(plan)
         self._serving = Serving(controller, listen("127.0.0.1", 0), self._key)
         await self._serving.start()
         return Launched(controller=self._serving.url, logs=str(self._logs))
 
     async def failed(self) -> str:
+        """Wait until the controller fails, and return the reason."""
         assert self._serving is not None, "it was not started"
         await self._serving.ended()
         await asyncio.get_running_loop().create_future()  # it was told to end: nothing has failed
@@ -86,6 +68,7 @@ class InThisProcess:
             await self._serving.close()
 
     def kill(self) -> None:
+        """Kill all processes of the fleet on this machine."""
         self.hosts.kill()
 
 
@@ -208,6 +191,9 @@ class OnRay:
         """Kill the launcher, and with it all that Ray has started here; a cluster's fleet keeps shutting down."""
         if self._child is not None and self._child.returncode is None:
             self._child.kill()
+
+
+Launcher: TypeAlias = InThisProcess | OnRay
 
 
 def _held_port() -> socket.socket:

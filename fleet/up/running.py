@@ -3,21 +3,21 @@
 import asyncio
 import contextlib
 import signal
-import socket
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 import msgspec
 
 from fleet.commands.client import FleetClient
-from fleet.commands.view import View
 from fleet.on_ray.orders import Launched
 from fleet.plan import FleetPlan
 from fleet.tasks import first
 from fleet.up.launching import Launcher
 from fleet.up.planning import drain_timeout_s
+from fleet.up.telling import Telling
 from fleet.up.watching import CannotStart, Watcher
+from fleet.view import View
 from router.config import RouterConfig
 from router.console.asking import Refused, Unreachable
 from router.process.front import Front
@@ -28,36 +28,13 @@ ENDS_S = 60.0  # replicas have so long to end after their time to drain
 T = TypeVar("T")
 
 
-FIRST_PAUSE_S = 0.5
-LONGEST_PAUSE_S = 30.0
 SETTLED_S = 60.0  # a fleet that lasted for so long has not failed at once
+LONGEST_PAUSE_S = 30.0
 
 
-class Retries:
-    """Limits retries in a row: the first at once, later ones after doubling pauses."""
-
-    def __init__(self, most: float, now_s: Callable[[], float]) -> None:
-        self._most = most
-        self._now_s = now_s
-        self._count = 0
-        self._began_s = now_s()
-
-    def began(self) -> None:
-        self._began_s = self._now_s()
-
-    def lost(self) -> None:
-        """Note that the fleet is lost; one that had run for a while gets all retries again."""
-        if self._now_s() - self._began_s > SETTLED_S:
-            self._count = 0
-
-    def next_pause_s(self) -> float | None:
-        """Seconds to wait before the next try; None: there were enough."""
-        if self._count >= self._most:
-            return None
-        self._count += 1
-        if self._count == 1:
-            return 0.0
-        return min(FIRST_PAUSE_S * 2.0 ** min(self._count - 2, 64), LONGEST_PAUSE_S)
+def pause_s(tries: int) -> float:
+    """Seconds before another try, after so many in a row: the second is at once."""
+    return min(0.5 * 2.0 ** min(tries - 1, 10), LONGEST_PAUSE_S) if tries else 0.0
 
 
 def plan_now(plan: FleetPlan, seen: View | None) -> FleetPlan:
@@ -75,31 +52,20 @@ class Interrupted(Exception):
     """Raised when a signal comes first."""
 
 
-class Job(NamedTuple):
-    """A fleet to run, and the callbacks that are told of it."""
-
-    plan: FleetPlan
-    launcher: Launcher
-    key: str  # the controller's key
-    listener: socket.socket | None  # the router's socket; None: none runs here
-    router: RouterConfig  # but for its registry
-    say: Callable[[str], None]
-    show: Callable[[View], None]
-    launched: Callable[[Launched, float], None]  # and how many seconds that took
-    announce: Callable[[View], None]
-
-
 class FleetRun:
     """`run` it until a signal; `failed` is whether anything happened that a log may explain."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, plan: FleetPlan, launcher: Launcher, router: RouterConfig, told: Telling) -> None:
+        """`router` lacks its registry."""
         self.failed = False
-        self._job = job
+        self._plan = plan
+        self._launcher = launcher
+        self._router = router
+        self._told = told
         self._ending = asyncio.Event()
         self._at_once = asyncio.Event()
         self._started: Launched | None = None
         self._front: Front | None = None
-        self._announced = False
 
     async def run(self) -> None:
         """CannotStart: a replica could not, or Ray."""
@@ -125,31 +91,30 @@ class FleetRun:
     def drain(self) -> None:
         if not self._ending.is_set():
             self._ending.set()  # before anything is said: that may fail
-            self._job.say("Ending when running requests are done; Ctrl-C again ends at once.")
+            self._told.say("Ending when running requests are done; Ctrl-C again ends at once.")
 
     def end_at_once(self) -> None:
         self._ending.set()
         self._at_once.set()
-        self._job.launcher.kill()
+        self._launcher.kill()
 
     # ---- from start to announcement, and on
 
     async def _serve(self) -> None:
-        job, began_s = self._job, time.monotonic()
-        started = self._started = await self._unless_ended(job.launcher.start(job.plan))
-        job.launched(started, time.monotonic() - began_s)
-        with FleetClient(started.controller, job.key) as fleet:
-            watcher = Watcher(fleet, job.say, job.show)
-            failing = asyncio.create_task(job.launcher.failed())
+        began_s = time.monotonic()
+        started = self._started = await self._unless_ended(self._launcher.start(self._plan))
+        self._told.launched(started, time.monotonic() - began_s)
+        with FleetClient(started.controller, self._told.key) as fleet:
+            watcher = Watcher(fleet, self._told.say, self._told.show)
+            failing = asyncio.create_task(self._launcher.failed())
             try:
                 view = await self._unless_ended(self._all_ready(watcher), failing)
-                job.announce(view)
-                self._announced = True
+                self._told.announce(view)
             finally:
                 failing.cancel()
                 await asyncio.gather(failing, return_exceptions=True)
                 self.failed |= watcher.failed
-            if job.listener is not None:
+            if self._told.listener is not None:
                 try:
                     await self._unless_ended(self._follow(watcher))
                 finally:
@@ -158,9 +123,9 @@ class FleetRun:
     async def _all_ready(self, watcher: Watcher) -> View:
         """Replicas and the router start side by side; all are ready when the router takes requests for each."""
         assert self._started is not None
-        if self._job.listener is not None:
-            config = msgspec.structs.replace(self._job.router, registry=self._started.controller)
-            self._front = Front(config, self._job.listener)
+        if self._told.listener is not None:
+            config = msgspec.structs.replace(self._router, registry=self._started.controller)
+            self._front = Front(config, self._told.listener)
             await self._front.start()
         while True:
             view = await watcher.complete()
@@ -187,46 +152,45 @@ class FleetRun:
 
     async def _keep(self, watcher: Watcher) -> None:
         """Begin the fleet again whenever it is lost, while the router lets requests wait. CannotStart: too often."""
-        retries = Retries(self._job.launcher.retries, time.monotonic)
+        launcher, tries, began_s = self._launcher, 0, time.monotonic()
         while True:
-            launcher = self._job.launcher
             failed = asyncio.create_task(launcher.failed())
             away = asyncio.create_task(watcher.away_for(launcher.away_s))
             done = await first(failed, away)
             why = failed.result() if failed in done else f"no controller answers for {launcher.away_s:g} s"
             self.failed = True
-            retries.lost()
             if watcher.view is not None and watcher.view.ending:
                 raise CannotStart(why)
             watcher.lost()
-            await self._begin_again(why, retries, plan_now(self._job.plan, watcher.view))
+            if time.monotonic() - began_s > SETTLED_S:
+                tries = 0
+            tries = await self._begin_again(why, tries, plan_now(self._plan, watcher.view))
+            began_s = time.monotonic()
             watcher.begun_again()
 
-    async def _begin_again(self, why: str, retries: Retries, plan: FleetPlan) -> None:
+    async def _begin_again(self, why: str, tries: int, plan: FleetPlan) -> int:
+        """Return how many tries there have been in a row, some of them before."""
         assert self._started is not None
-        job, began_s, said = self._job, time.monotonic(), ""
-        while True:
-            if (pause_s := retries.next_pause_s()) is None:
-                raise CannotStart(
-                    f"{why}\nThe fleet was restarted {job.launcher.retries:g} times, and was lost each time"
-                )
+        began_s, said = time.monotonic(), ""
+        while tries < self._launcher.retries:
             if why != said:
-                job.say(f"The fleet is lost: {why}\nStarting it again; requests wait meanwhile.")
+                self._told.say(f"The fleet is lost: {why}\nStarting it again; requests wait meanwhile.")
                 said = why
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(pause_s(tries))
+            tries += 1
             try:
-                started = await job.launcher.start(plan, again=True)
+                started = await self._launcher.start(plan, again=True)
             except CannotStart as error:
                 why = str(error)
                 continue
-            retries.began()
             if started.controller != self._started.controller:
                 raise CannotStart(
                     f"The fleet runs again, with its controller at {started.controller}, "
                     f"and not at {self._started.controller}, where routers ask; start `warmroute up` anew"
                 )
-            job.launched(started, time.monotonic() - began_s)
-            return
+            self._told.launched(started, time.monotonic() - began_s)
+            return tries
+        raise CannotStart(f"{why}\nThe fleet was restarted {self._launcher.retries:g} times, and was lost each time")
 
     async def _unless_ended(self, wanted: Coroutine[Any, Any, T], failing: "asyncio.Task[str] | None" = None) -> T:
         """Raise Interrupted if a signal comes first, CannotStart if the launcher cannot go on."""
@@ -243,37 +207,37 @@ class FleetRun:
 
     async def _end(self) -> None:
         """Drain the router, then the replicas, so that none refuses an accepted request."""
-        job, began_s = self._job, asyncio.get_running_loop().time()
-        limit_s = drain_timeout_s(job.plan)
+        began_s = asyncio.get_running_loop().time()
+        limit_s = drain_timeout_s(self._plan)
         if self._front is not None:
             cut = await self._unless_at_once(self._front.drain(limit_s))
             await self._front.close()
             if cut:
                 limit = f"{limit_s:g} s; the replicas' --drain-timeout sets this limit"
-                job.say(f"Running requests that were cut after {limit}: {cut}")
-        if not job.launcher.holds:
-            await job.launcher.close()  # it may be about to begin the fleet again
+                self._told.say(f"Running requests that were cut after {limit}: {cut}")
+        if not self._launcher.holds:
+            await self._launcher.close()  # it may be about to begin the fleet again
         # Those found running go on, and those left without a router here.
-        stay = self._started is None or self._started.found or (job.listener is None and self._announced)
+        stay = self._started is None or self._started.found or (self._told.listener is None and self._told.announced)
         if not stay:
             # Whoever asks a replica itself, past the front, has what is left of the time.
             left_s = max(0.0, limit_s - (asyncio.get_running_loop().time() - began_s))
             await self._unless_at_once(self._end_replicas(left_s + ENDS_S))
-        await job.launcher.close()
-        self.failed |= not job.launcher.clean
+        await self._launcher.close()
+        self.failed |= not self._launcher.clean
 
     async def _end_replicas(self, limit_s: float) -> None:
         assert self._started is not None
-        with FleetClient(self._started.controller, self._job.key) as fleet, contextlib.suppress(TimeoutError):
+        with FleetClient(self._started.controller, self._told.key) as fleet, contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 try:
                     await asyncio.to_thread(fleet.end)
-                    await Watcher(fleet, self._job.say).ended()
+                    await Watcher(fleet, self._told.say).ended()
                 except Unreachable:  # there is no controller any more, and so no replica
                     pass
                 except Refused as error:
                     self.failed = True
-                    self._job.say(f"The replicas go on: {error.format_message()}")
+                    self._told.say(f"The replicas go on: {error.format_message()}")
 
     async def _unless_at_once(self, wanted: Coroutine[Any, Any, T]) -> T | None:
         working = asyncio.create_task(wanted)

@@ -1,4 +1,4 @@
-"""Starts or follows the fleet that `warmroute up` was asked for, and tells people and other commands of it."""
+"""Starts or follows the fleet that `warmroute up` was asked for."""
 
 import logging
 import os
@@ -6,33 +6,24 @@ import secrets
 import shutil
 import socket
 import tempfile
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import click
 import uvloop
 
-from fleet.commands.addresses.local_fleets import LocalFleet, process_started, record_fleet, remove_record
-from fleet.commands.view import View
-from fleet.control.reconcile import first_count
 from fleet.display import Display
-from fleet.on_ray.orders import Launched
 from fleet.output import say
 from fleet.plan import FleetPlan
-from fleet.up.announcement import announcement, authority, remarks_on
 from fleet.up.following import Following
 from fleet.up.launching import InThisProcess, Launcher, OnRay
-from fleet.up.planning import FLEET_KEY, KEY, Settings, router_config
-from fleet.up.running import FleetRun, Job
+from fleet.up.planning import FLEET_KEY, Settings, router_config
+from fleet.up.running import FleetRun
+from fleet.up.telling import Telling, authority, replicas_of
 from fleet.up.watching import CannotStart
 from router.members.watched_file import WatchedFile
 from router.process.setting_types import SECRET
-
-EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # listened at, but asked at one
 
 
 def start(plan: FleetPlan, settings: Settings, after: ExitStack) -> int:
@@ -47,21 +38,9 @@ def start(plan: FleetPlan, settings: Settings, after: ExitStack) -> int:
         else InThisProcess(folder, key)
     )
     display = after.enter_context(Display("Starting", quiet=True))
-    shown = display if display.bar is not None else None
-    told = Telling(plan, settings, listener, folder, key, shown, after, logs=str(folder))
-    told.say(f"Starting {_replicas(plan)}")
-    job = Job(
-        plan=plan,
-        launcher=launcher,
-        key=key,
-        listener=listener,
-        router=router,
-        say=told.say,
-        show=told.show,
-        launched=told.launched,
-        announce=told.announce,
-    )
-    running, broken = FleetRun(job), True
+    told = Telling(plan, settings, listener, folder, key, display if display.bar is not None else None, after)
+    told.say(f"Starting {replicas_of(plan)}")
+    running, broken = FleetRun(plan, launcher, router, told), True
     try:
         uvloop.run(running.run())
         broken = running.failed
@@ -82,81 +61,6 @@ def follow(plan: FleetPlan, settings: Settings, config: str, read: Callable[[], 
     if settings.log_dir is None:
         shutil.rmtree(folder, ignore_errors=True)
     return 0
-
-
-@dataclass
-class Telling:
-    """Tells people and other commands of a fleet that has started."""
-
-    plan: FleetPlan
-    settings: Settings
-    listener: socket.socket | None
-    folder: Path
-    key: str
-    display: Display | None  # None: without a terminal, or no longer
-    after: ExitStack
-    logs: str
-    controller: str = ""
-    announced: bool = False
-
-    def say(self, text: str) -> None:
-        """Print; once all is announced, with the time, as this may be read much later."""
-        if self.announced:
-            text = f"{time.strftime('%H:%M:%S')} {text}"
-        say(text) if self.display is None else self.display.line(text)
-
-    def show(self, view: View) -> None:
-        """Show how many replicas are ready, while they start."""
-        if self.display is not None:
-            ready, wanted = (sum(getattr(model, key) for model in view.models) for key in ("ready", "wanted"))
-            self.display.step(ready, wanted, f"{ready} of {wanted} replicas are ready")
-
-    def launched(self, started: Launched, took_s: float) -> None:
-        if self.settings.ray:
-            self.say(f"Ray is ready after {took_s:.1f} s")
-        self.logs = started.logs or self.logs
-        self.controller = started.controller
-        if self.listener is None:
-            return
-        local = LocalFleet(
-            port=self.listener.getsockname()[1],
-            pid=os.getpid(),
-            started=process_started(os.getpid()) or 0,
-            controller=started.controller,
-            key=self.key if FLEET_KEY in os.environ or not started.found else None,  # a found fleet has its own
-            found=started.found,
-            folders=() if self.settings.log_dir else (str(self.folder),),
-            router=url_here(self.listener),
-        )
-        record_fleet(local)
-        self.after.callback(partial(remove_record, local))
-
-    def announce(self, view: View) -> None:
-        if self.display is not None:
-            self.display.close()
-            self.display = None
-        self.announced = True
-        if self.listener is None:
-            say(f"\n{_replicas(self.plan)} of the cluster are ready; routers find them with\n")
-            say(f"  warmroute router --registry {self.controller}\n")
-            say(f"warmroute down {self.controller} ends them.")
-            return
-        url = f"http://{authority(*self.listener.getsockname()[:2])}"
-        say(announcement(url, view, remarks_on(self.plan), guarded=KEY in os.environ))
-        kept = "" if self.settings.log_dir else ",\nkept only if something fails"
-        say(f"Logs: {self.logs}{kept}.")
-        say("Elsewhere: warmroute status, scale, restart, logs. Ctrl-C ends everything.")
-
-
-def _replicas(plan: FleetPlan) -> str:
-    counts = [(first_count(model), model.name) for model in plan.models]
-    return ", ".join(f"{count} replica{'s' * (count != 1)} of {name}" for count, name in counts)
-
-
-def url_here(listener: socket.socket) -> str:
-    """Return a URL that clients on this machine can ask."""
-    host, port = listener.getsockname()[:2]
-    return f"http://{authority(EVERY_ADDRESS.get(host, host), port)}"
 
 
 def bind(host: str, port: int) -> socket.socket:

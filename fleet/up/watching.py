@@ -7,8 +7,8 @@ from collections.abc import Callable
 import click
 
 from fleet.commands.client import FleetClient
-from fleet.commands.view import View
 from fleet.commands.words import changes
+from fleet.view import View
 
 STARTING_LOOK_S = 0.1
 LOOK_S = 1.0

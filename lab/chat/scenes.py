@@ -22,7 +22,7 @@ from api.process.lifeline import die_with_parent, module
 from events.tool.words import printable
 from fleet.commands.addresses.local_fleets import LocalFleet, recorded_fleets
 from fleet.commands.client import FleetClient
-from fleet.commands.view import ReplicaView
+from fleet.view import ReplicaView
 from fleet.display import has_cursor
 from fleet.host.child import LAST_LINES, Log
 from lab.chat.answers import Answer, Page, Place, answered, rest

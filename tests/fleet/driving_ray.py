@@ -17,7 +17,7 @@ from ray._private import state
 from fleet.control.hosts import Host, HostGone, HostLost, Hosts
 from fleet.on_ray.cleanup import lead_a_session, processes, watch_over
 from fleet.on_ray.hosts import Patience, RayHosts
-from fleet.on_ray.local import init
+from fleet.on_ray.launch import init
 from fleet.plan import ModelPlan, Resources, Task
 from tests.processes import of_process
 

@@ -1,6 +1,5 @@
 """`scale`, `restart` and `drain` against a controller that follows a script."""
 
-import asyncio
 import os
 import pty
 import subprocess
@@ -15,18 +14,14 @@ import click
 import msgspec
 import pytest
 
-from api.process.cpus import usable_cpus
 from fleet.commands import change
 from fleet.commands import drain as drain_module
 from fleet.commands.addresses.local_fleets import Where
 from fleet.commands.change import restart, scale
 from fleet.commands.client import CONTROLLER, FleetClient, Poller
 from fleet.commands.drain import drain
-from fleet.commands.view import View
 from fleet.commands.words import changes
-from fleet.control.controller import PER_CPU, room_here
-from fleet.plan import NO_MODELS
-from fleet.up.launching import InThisProcess
+from fleet.view import View
 from router.console.asking import Unreachable
 from tests.fleet.scripted import Script, calm, machine_without_fleets, model, refusal, replica, run, serving, view
 
@@ -177,40 +172,6 @@ def test_scaling_to_nothing_asks_in_a_terminal(script: Script, answer: str, chan
 def test_a_model_without_replicas_may_be_scaled_to_none_without_a_question(script: Script) -> None:
     script.views = [view([model(wanted=0, ready=0)], [])]
     assert run(scale, "demo", "0", "--fleet", script.url).lines[-1] == "demo has no replicas"
-
-
-def test_more_replicas_than_fit_are_refused_unless_forced(script: Script) -> None:
-    script.views = [view([model(wanted=2), model("other", wanted=3)], [], room=16)]
-    ran = run(scale, "demo", "100", "--no-wait", "--fleet", script.url)
-    assert (ran.status, ran.errors) == (
-        1,
-        "100 replicas of demo are too many: 13 fit on this machine beside the 3 replicas of other models; "
-        "give fewer, or --force",
-    )
-    assert script.changes == []
-    assert run(scale, "demo", "13", "--no-wait", "--fleet", script.url).status == 0
-    assert run(scale, "demo", "100", "--no-wait", "--force", "--fleet", script.url).status == 0
-    assert [body["replicas"] for _, body in script.changes] == [13, 100]
-
-
-def test_fewer_replicas_than_now_are_never_too_many(script: Script) -> None:
-    script.views = [view([model(wanted=100)], [], room=16)]
-    assert run(scale, "demo", "50", "--no-wait", "--fleet", script.url).status == 0
-
-
-async def test_a_fleet_of_one_machine_knows_how_many_replicas_fit(tmp_path: Path) -> None:
-    launcher = InThisProcess(tmp_path, "key")
-    started = await launcher.start(NO_MODELS)
-    try:
-        with FleetClient(started.controller) as fleet:
-            told = await asyncio.to_thread(fleet.view)
-    finally:
-        await launcher.close()
-    assert told.room == room_here() == PER_CPU * usable_cpus()
-
-
-def test_a_cluster_has_no_limit_of_its_own(script: Script) -> None:
-    assert run(scale, "demo", "500", "--no-wait", "--fleet", script.url).status == 0
 
 
 def test_scaling_to_what_is_so_already_ends_at_once(script: Script) -> None:

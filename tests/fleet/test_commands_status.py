@@ -20,8 +20,8 @@ from rich.console import Console
 from fleet.commands.addresses.local_fleets import LocalFleet, process_started, record_fleet
 from fleet.commands.picture import Picture
 from fleet.commands.status import status
-from fleet.commands.view import View
 from fleet.commands.words import age_of
+from fleet.view import View
 from tests.events.processes import wait_until
 from tests.fleet.scripted import Script, calm, machine_without_fleets, model, refusal, replica, run, serving, view
 

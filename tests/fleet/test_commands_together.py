@@ -22,9 +22,9 @@ from fleet.commands.down import down
 from fleet.commands.drain import drain
 from fleet.commands.logs import logs
 from fleet.commands.status import status
+from fleet.control.app import Serving
 from fleet.control.controller import Controller, StateStore
 from fleet.control.hosts import Host, HostGone
-from fleet.control.serving import Serving
 from fleet.host.report import ReplicaAddress, Report
 from fleet.plan import Autoscale, FleetPlan, ModelPlan, Task
 from tests.events.processes import wait_until

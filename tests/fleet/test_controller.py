@@ -15,10 +15,9 @@ import pytest
 from api.http.server import listen
 from fleet.control import app as control_app
 from fleet.control import controller as control
-from fleet.control.app import build_app
+from fleet.control.app import Serving, build_app
 from fleet.control.controller import Controller, StateStore
 from fleet.control.hosts import Host, HostGone, LocalHosts
-from fleet.control.serving import Serving
 from fleet.host.report import ReplicaAddress, Report
 from fleet.plan import Autoscale, FleetPlan, ModelPlan, Task
 from fleet.plan import encode as encode_plan

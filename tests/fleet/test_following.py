@@ -14,13 +14,14 @@ from fleet.on_ray.orders import Launched
 from fleet.plan import FleetPlan, ModelPlan
 from fleet.up import following
 from fleet.up.following import Following
+from fleet.up.launching import OnRay
 from fleet.up.watching import CannotStart
 from router.members.watched_file import WatchedFile
 from tests.fleet.scripted import Script, calm, refusal, serving
 from tests.router.loopback import until
 
 
-class Ray:
+class Ray(OnRay):
     """A cluster that can be joined any number of times, unless it is away."""
 
     clean = True

@@ -17,9 +17,10 @@ from fleet.commands.addresses import local_routers
 from fleet.commands.addresses.address import Address
 from fleet.commands.addresses.local_fleets import LocalFleet, process_started, record_fleet
 from fleet.commands.addresses.local_routers import locate_router
-from fleet.commands.prefixes import prefixes
+from fleet.commands.router import prefixes
 from fleet.up.command import up
-from fleet.up.starting import bind, url_here
+from fleet.up.starting import bind
+from fleet.up.telling import url_here
 from lab.commands.bench import bench
 from lab.commands.doctor import doctor
 from tests.fleet.scripted import Ran, machine_without_fleets, run

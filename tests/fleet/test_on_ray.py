@@ -22,11 +22,9 @@ from tests.processes import is_alive, of_process
 
 pytest.importorskip("ray")
 
-from fleet.control.controller import room_here
 from fleet.on_ray.cleanup import processes
 from fleet.on_ray.cluster import Free, lacking
-from fleet.on_ray.launch import explained
-from fleet.on_ray.local import LONGEST_SOCKET, too_long
+from fleet.on_ray.launch import LONGEST_SOCKET, explained, too_long
 from fleet.on_ray.orders import Launched, Order, Trouble, decode_answer
 from fleet.on_ray.settings import joined_environment, local_environment, not_for_children
 from fleet.plan import FleetPlan, ModelPlan, Resources
@@ -180,7 +178,6 @@ def test_replicas_in_ray_answer_and_are_members(local: Local) -> None:
     replicas = fleet.ready(2)
     assert sorted(replicas) == ["sim-0", "sim-1"]
     assert all(each["node"] == "127.0.0.1" and each["log"].startswith(launched.logs) for each in replicas.values())
-    assert fleet.get("/fleet")["room"] == room_here()
     members = fleet.get("/members")["members"]
     assert {each["name"]: each["url"] for each in members} == {name: each["url"] for name, each in replicas.items()}
     for member in members:

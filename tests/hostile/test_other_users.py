@@ -17,7 +17,7 @@ import pytest
 
 from fleet.host import child
 from fleet.host.child import Log
-from fleet.on_ray.local import private_folder
+from fleet.on_ray.launch import private_folder
 from fleet.plan import NO_MODELS
 from fleet.up.launching import LOG, OnRay
 from fleet.up.watching import CannotStart

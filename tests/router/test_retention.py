@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 
-from fleet.commands.prefixes import prefixes
+from fleet.commands.router import prefixes
 from replica.config import SimulatedConfig
 from tests.chaos.routers import RouterProcess, router
 from tests.events.processes import wait_until

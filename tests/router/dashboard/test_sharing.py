@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from events.cache.changes import Grouped
 from events.cache.groups import Group, Layout
-from fleet.commands.prefixes import prefixes
+from fleet.commands.router import prefixes
 from router.prompts.prefixes.recent import RecentPrompt
 from router.tenants.keys import keys_from_options
 from tests.router.http.test_app import LOCAL

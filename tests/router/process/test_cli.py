@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from fleet.commands.explain import explain
+from fleet.commands.router import explain
 from tests.router.console.test_explain import ANSWER
 from tests.router.loopback import Handler, Reply, Request, serving
 

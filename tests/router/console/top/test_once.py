@@ -6,7 +6,7 @@ import re
 import pytest
 from click.testing import CliRunner, Result
 
-from fleet.commands.top import top
+from fleet.commands.router import top
 from router.tenants.keys import keys_from_options
 from tests.router.scripted import CHAT, Script, chat, connect, named, refused_port, says, served
 

@@ -56,7 +56,6 @@ class View(Struct, frozen=True, kw_only=True):
     version: str = ""
     ending: bool = False
     pid: int = 0
-    room: int | None = None  # replicas that fit on its machine; None: a cluster, or an older controller
 
     def model(self, name: str) -> ModelView | None:
         return next((model for model in self.models if model.name == name), None)
