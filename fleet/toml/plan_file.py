@@ -14,7 +14,7 @@ from api.model_files import read_bytes_of
 from engines import profile_of
 from fleet import plan
 from fleet.plan import FOREIGN, Engine, FleetPlan, ModelPlan, Resources
-from fleet.toml.lines import Lines, Path
+from fleet.toml.lines import Path, line_of
 from fleet.toml.mistakes import Mistake, nearest, shown, within
 from fleet.toml.options import OWN_OF_REPLICA, OWN_OF_ROUTER, foreign_words, own_words
 from replica.model.locate import DEMO, SMOLLM2, short_name
@@ -101,7 +101,7 @@ def parse_fleet(path: str, text: str) -> FleetPlan:
     try:
         return _fleet(tomllib.loads(text))
     except Mistake as error:
-        raise BadPlan(f"{path}, line {Lines(text).of(error.where)}: {error}") from error
+        raise BadPlan(f"{path}, line {line_of(text, error.where)}: {error}") from error
     except tomllib.TOMLDecodeError as error:
         said, line = str(error), text.count("\n") + 1  # "at end of document"
         if at := _AT_LINE.search(said):

@@ -90,12 +90,6 @@ class Fleet:
 # ---- scenarios
 
 
-def test_a_load_that_fits_changes_nothing() -> None:
-    fleet = Fleet(wanted=3)
-    fleet.run(3600, lambda _: 0.6 * 3 * RATE)
-    assert fleet.changes == []
-
-
 def test_a_step_is_met_within_seconds_and_the_fleet_shrinks_when_it_is_over() -> None:
     fleet = Fleet()
     fleet.run(60, lambda _: 0.5 * RATE)
@@ -119,17 +113,6 @@ def test_a_burst_that_is_over_soon_changes_nothing() -> None:
     fleet.run(600, lambda now_s: 10 * RATE if now_s % 60 < 0.5 else 0.5 * RATE)
     assert fleet.changes == []
     assert fleet.longest_wait_s > PLAN.ttft_target_s, "the burst caused no queue"
-
-
-def test_a_burst_that_lasts_is_met_at_once_by_as_many_as_it_needs() -> None:
-    fleet = Fleet(wanted=4)
-    fleet.queued = 40 * RATE
-    fleet.run(6, lambda _: 0.0)
-    assert fleet.counts == [8], "34 s of work for one replica: at most double at once"
-    fleet = Fleet(wanted=4)
-    fleet.queued = 26.2 * RATE
-    fleet.run(PLAN.up_after_s + LOOK_S, lambda _: 0.0)
-    assert fleet.counts == [5], "the rest of the queue needs five"
 
 
 def test_a_sawtooth_load_does_not_make_the_count_flap() -> None:
@@ -181,15 +164,6 @@ def test_it_takes_a_break_in_the_queue_as_its_end() -> None:
         fleet.queued = 0.0
         fleet.run(LOOK_S, lambda _: 0.9 * RATE)
     assert fleet.changes == []
-
-
-def test_with_the_prefill_busy_none_is_taken_away_though_nothing_is_queued() -> None:
-    fleet = Fleet(wanted=4)
-    fleet.run(600, lambda _: 2.4 * RATE)  # with three, four fifths of what they can do
-    assert fleet.changes == []
-    fleet.run(600, lambda _: 2.0 * RATE)
-    assert fleet.counts == [3]
-    assert "with one less a new prompt would wait 0.0 s, and 67% of" in fleet.whys[0]
 
 
 @pytest.mark.parametrize(("queued", "expected"), [(400, 2), (200, 1)])
@@ -274,10 +248,6 @@ def test_a_replica_whose_figures_are_old_keeps_the_others_from_leaving() -> None
     assert set(look_on(Autoscaler(PLAN), lambda now_s: [report(measured_s=now_s), old])) == {2}
 
 
-def test_clocks_of_other_nodes_may_be_wrong() -> None:
-    assert look_on(Autoscaler(PLAN), lambda now_s: [report(measured_s=now_s - 10_000)] * 2)[-1] == 1
-
-
 @pytest.mark.parametrize("jump_s", [-3600.0, 3600.0])
 def test_a_clock_that_jumps_keeps_no_fleet_from_changing(jump_s: float) -> None:
     def jumps(now_s: float) -> list[Report]:
@@ -295,11 +265,6 @@ def test_an_engine_that_does_not_say_how_fast_it_is_is_assumed_to_be_usual() -> 
         "a new prompt would wait 2.5 s, and should 1 s at most: "
         "40,000 tokens are queued, and 16,000 are done in a second (as is assumed)"
     )
-
-
-def test_a_replica_of_unknown_speed_counts_as_fast_as_the_others() -> None:
-    demand = demand_of([report(), report(prefill_tokens_per_s=0.0)])
-    assert (demand.tokens_per_s, demand.assumed) == (2 * RATE, True)
 
 
 def test_a_queue_that_decoding_holds_up_is_as_long_as_it_gets_shorter_slowly() -> None:

@@ -103,12 +103,6 @@ def test_a_failure_that_is_over_at_the_next_look_is_reported() -> None:
     assert changes(before, now) == ["demo-0 has ended", "  | one", "demo-0 is ready again"]
 
 
-def test_the_first_start_of_a_process_is_no_second_news() -> None:
-    before, now = (typed(view([], demos("starting", starts=starts))) for starts in (0, 1))
-    assert changes(before, now) == []
-    assert changes(now, typed(view([], demos("starting", starts=2)))) == ["demo-0 starts"]
-
-
 # ---- scale
 
 
@@ -145,11 +139,6 @@ def test_scaling_down_waits_until_those_that_are_too_many_have_left(script: Scri
     ]
 
 
-def test_scaling_to_nothing_says_so(script: Script) -> None:
-    script.views = [calm(), view([model(wanted=0, ready=0)], [])]
-    assert run(scale, "demo", "0", "--yes", "--fleet", script.url).lines[-1] == "demo has no replicas"
-
-
 def test_scaling_to_nothing_needs_a_yes_where_nobody_can_be_asked(script: Script) -> None:
     ran = run(scale, "demo", "0", "--no-wait", "--fleet", script.url)
     assert ran.status == 2
@@ -174,11 +163,6 @@ def test_a_model_without_replicas_may_be_scaled_to_none_without_a_question(scrip
     assert run(scale, "demo", "0", "--fleet", script.url).lines[-1] == "demo has no replicas"
 
 
-def test_scaling_to_what_is_so_already_ends_at_once(script: Script) -> None:
-    ran = run(scale, "demo", "2", "--fleet", script.url)
-    assert ran.lines == ["Scaling demo: 2 of 2", "demo: 2 of 2 ready"]
-
-
 def test_another_scale_command_ends_the_waiting(script: Script) -> None:
     script.views = [calm(), view([model(wanted=5, autoscale_why="4,000 tokens wait")], demos("ready", "ready"))]
     ran = run(scale, "demo", "3", "--fleet", script.url)
@@ -197,12 +181,6 @@ def test_no_wait_only_asks(script: Script) -> None:
     ran = run(scale, "demo", "3", "--no-wait", "--fleet", script.url)
     assert ran.lines == ["demo is set to 3 replicas; see `warmroute status`"]
     assert len(script.asked) == 2
-
-
-def test_a_refused_scale_waits_for_nothing(script: Script) -> None:
-    script.answers["/models/scale"] = refusal(400, "replicas is 9; demo scales from 1 to 8")
-    ran = run(scale, "demo", "9", "--fleet", script.url)
-    assert (ran.status, ran.output, ran.errors) == (1, "", "replicas is 9; demo scales from 1 to 8")
 
 
 def test_ctrl_c_ends_the_waiting_and_says_that_the_change_stays(
@@ -248,17 +226,6 @@ def test_a_restart_counts_those_that_are_new_and_ready(script: Script) -> None:
         "All replicas of demo are new",
     ]
     assert script.changes == [("/models/restart", {"model": "demo", "surge": 0})]
-
-
-def test_a_surge_is_asked_for(script: Script) -> None:
-    run(restart, "demo", "--surge", "--no-wait", "--fleet", script.url)
-    assert script.changes == [("/models/restart", {"model": "demo", "surge": 1})]
-
-
-def test_a_later_restart_makes_new_ones_no_older(script: Script) -> None:
-    """Whoever has waited for generation 1 is served by 2 as well."""
-    script.views = [calm(), view([model(generation=2)], demos("ready", "ready", generation=2))]
-    assert run(restart, "demo", "--fleet", script.url).status == 0
 
 
 # ---- drain

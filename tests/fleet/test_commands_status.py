@@ -62,15 +62,6 @@ def test_a_row_says_what_a_replica_does() -> None:
     ]
 
 
-def test_columns_that_say_the_same_of_all_are_left_out() -> None:
-    same = [replica("demo-0"), replica("demo-1")]
-    other = [replica("demo-0"), replica("demo-1", pid=4712, node="10.0.0.5", starts=7, incarnation="fedcba9876543")]
-    titles = {"node", "starts"}
-    assert titles.isdisjoint(row(drawn(view([model()], same), 120), "replica"))
-    assert titles <= set(row(drawn(view([model()], other), 120), "replica"))
-    assert row(drawn(view([model()], other), 120), "demo-1")[1:5] == ["10.0.0.5", "4712", "fedcba98", "ready"]
-
-
 @pytest.mark.parametrize("width", [60, 80, 100, 120])
 @pytest.mark.parametrize("terminal", [False, True])
 def test_it_fits_in_the_columns_there_are(width: int, terminal: bool) -> None:
@@ -142,20 +133,6 @@ def test_replicas_that_fail_say_why_and_what_they_said_last() -> None:
         "demo-4 restarts; before, it ended with status 1",
         "  | bad option",
     ]
-
-
-def test_figures_of_replicas_that_do_not_serve_are_hidden() -> None:
-    shown = drawn(view([model()], [replica("demo-0", "failing", why="x", pid=None), replica("demo-1")]), 60)
-    assert shown.splitlines()[3].split() == ["demo-0", "failing", "1h2m", "-", "-", "-", "-", "-"]
-
-
-def test_engines_that_say_nothing_of_their_caches_have_no_columns_for_them() -> None:
-    shown = drawn(view([model()], [replica("demo-0", total_blocks=0)]), 120)
-    assert not {"cached", "hits"} & set(row(shown, "replica"))
-
-
-def test_states_have_colours_on_a_terminal() -> None:
-    assert "\x1b[32mready" in drawn(calm(), terminal=True)
 
 
 @pytest.mark.parametrize(
@@ -240,18 +217,6 @@ def test_a_router_that_demands_a_key_says_nothing_of_idle_replicas(script: Scrip
     script.answers["/replicas"] = refusal(401, "a key is demanded")
     ran = run(status, script.url)
     assert ran.status == 0 and "idle" not in ran.output + ran.errors
-
-
-def test_a_refusal_is_one_line(script: Script) -> None:
-    script.answers["/fleet"] = refusal(401, "a key is demanded")
-    ran = run(status, "--fleet", script.url)
-    assert (ran.status, ran.output) == (1, "")
-    assert ran.errors.endswith("; give the fleet's key as WARMROUTE_FLEET_KEY")
-
-
-def test_the_key_is_taken_from_the_environment(script: Script) -> None:
-    run(status, "--fleet", script.url, WARMROUTE_FLEET_KEY="secret")
-    assert script.asked[0].key == "Bearer secret"
 
 
 # ---- again and again

@@ -3,17 +3,13 @@
 import asyncio
 import json
 import threading
-import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
-import msgspec
 import pytest
 
 from api.http.server import listen
-from events.native import Load
 from fleet.commands import change
 from fleet.commands import down as down_module
 from fleet.commands.change import restart, scale
@@ -24,10 +20,9 @@ from fleet.commands.logs import logs
 from fleet.commands.status import status
 from fleet.control.app import Serving
 from fleet.control.controller import Controller, StateStore
-from fleet.control.hosts import Host, HostGone
-from fleet.host.report import ReplicaAddress, Report
-from fleet.plan import Autoscale, FleetPlan, ModelPlan, Task
+from fleet.plan import Autoscale, FleetPlan, ModelPlan
 from tests.events.processes import wait_until
+from tests.fleet.ready_hosts import ReadyHosts
 from tests.fleet.scripted import Ran, machine_without_fleets, run
 
 KEY = "secret"
@@ -37,63 +32,6 @@ PLAN = FleetPlan(
         ModelPlan(name="org/grown", model="org/grown", replicas=1, autoscale=Autoscale(min=1, max=3)),
     )
 )
-
-
-class ReadyAtOnce:
-    """Hosts with instant replicas; those of a model named "broken" always fail."""
-
-    def __init__(self) -> None:
-        self.hosts: dict[str, _Host] = {}
-
-    def begin(self, task: Task) -> Host:
-        host = self.hosts.get(task.name)
-        if host is None or host.over.is_set():
-            host = self.hosts[task.name] = _Host(task, len(self.hosts))
-        return host
-
-    async def there(self) -> list[str]:
-        return [name for name, host in self.hosts.items() if not host.over.is_set()]
-
-    async def missing(self, task: Task) -> str | None:  # noqa: ARG002
-        return None
-
-
-class _Host:
-    def __init__(self, task: Task, number: int) -> None:
-        self.over = asyncio.Event()
-        self._log = f"{task.name} says\nthat it is there\n"
-        self._report = Report(
-            name=task.name,
-            host=uuid.uuid4().hex,
-            life="ready",
-            since=time.time(),
-            place=ReplicaAddress(
-                url=f"http://127.0.0.1:{number + 1}", model=task.plan.name, incarnation=uuid.uuid4().hex
-            ),
-            node="127.0.0.1",
-            pid=100_000 + number,
-            starts=1,
-            load=Load(running=1, free_blocks=750, cached_blocks=500),
-            total_blocks=1000,
-            block_size=16,
-            measured_at=time.time(),
-        )
-        if task.plan.model == "broken":
-            failed = {"life": "failing", "why": "ended with status 1", "place": None, "last_words": ("no such model",)}
-            self._report = msgspec.structs.replace(self._report, **failed)
-
-    async def report(self, after: tuple[str, int] | None) -> Report:
-        if after is not None:
-            await self.over.wait()
-        if self.over.is_set():
-            raise HostGone("it has ended")
-        return self._report
-
-    async def stop(self, limit_s: float) -> None:  # noqa: ARG002
-        self.over.set()
-
-    async def log(self, lines: int) -> str:
-        return "".join(self._log.splitlines(keepends=True)[-lines:])
 
 
 class Controlled:
@@ -110,7 +48,7 @@ class Controlled:
         assert self._there.wait(20)
 
     async def _serve(self) -> None:
-        controller = Controller(ReadyAtOnce(), StateStore())
+        controller = Controller(ReadyHosts(), StateStore())
         controller.want(self._plan)
         serving = Serving(controller, listen("127.0.0.1", 0), KEY)
         await serving.start()

@@ -15,12 +15,13 @@ import pytest
 from api.http.server import listen
 from fleet.control import app as control_app
 from fleet.control import controller as control
-from fleet.control.app import Serving, build_app
+from fleet.control.app import Serving
 from fleet.control.controller import Controller, StateStore
 from fleet.control.hosts import Host, HostGone, LocalHosts
-from fleet.host.report import ReplicaAddress, Report
+from fleet.host.report import Report
 from fleet.plan import Autoscale, FleetPlan, ModelPlan, Task
 from fleet.plan import encode as encode_plan
+from tests.fleet.ready_hosts import ReadyHosts
 
 DEADLINE_S = 50.0
 KEY = "secret"
@@ -54,58 +55,6 @@ class Client:
 
     async def ready(self, count: int) -> Any:
         return await self.until(lambda view: [each["life"] for each in view["replicas"]] == ["ready"] * count)
-
-
-class ReadyHosts:
-    """Hosts whose replicas are ready at once, and are no processes."""
-
-    def __init__(self, broken: str = "") -> None:
-        self.broken = broken  # the name of one that cannot be begun
-        self.speak = asyncio.Event()  # until then no report comes
-        self.speak.set()
-
-    def begin(self, task: Task) -> Host:
-        if task.name == self.broken:
-            raise OSError(28, "No space left on device")
-        return ReadyHost(self, task.name)
-
-    async def there(self) -> list[str]:
-        return []
-
-    async def missing(self, task: Task) -> str | None:  # noqa: ARG002
-        return None
-
-    def kill(self) -> None:
-        pass
-
-
-class ReadyHost:
-    def __init__(self, hosts: ReadyHosts, name: str) -> None:
-        self.hosts = hosts
-        self.name = name
-        self.stopped = asyncio.Event()
-
-    async def report(self, after: tuple[str, int] | None) -> Report:
-        await self.hosts.speak.wait()
-        if after is not None:
-            await self.stopped.wait()
-            raise HostGone("it has ended")
-        place = ReplicaAddress(url="http://127.0.0.1:1", model="demo", incarnation=self.name)
-        return Report(
-            name=self.name,
-            host=self.name,
-            life="ready",
-            node="127.0.0.1",
-            place=place,
-            last_words=("--api-key abc",),
-            notes=("Note: abc",),
-        )
-
-    async def stop(self, limit_s: float) -> None:  # noqa: ARG002
-        self.stopped.set()
-
-    async def log(self, lines: int) -> str:  # noqa: ARG002
-        return ""
 
 
 @asynccontextmanager
@@ -319,14 +268,6 @@ async def test_a_replica_that_cannot_be_begun_says_why_and_is_tried_again(
         await client.ready(2)
 
 
-async def test_a_replica_that_never_could_be_begun_can_leave(tmp_path: Path) -> None:
-    async with controller(tmp_path, plan("m", replicas=2), ReadyHosts(broken="m-0")) as (client, _):
-        await client.until(lambda view: [each["life"] for each in view["replicas"]] == ["lost", "ready"])
-        await client.post("/models/scale", model="m", replicas=1)
-        view = await client.until(lambda view: len(view["replicas"]) == 1)
-        assert view["replicas"][0]["name"] == "m-1"
-
-
 class Dying:
     """Hosts whose `stop` waits for permission; hosts in `dead` are gone and can be replaced."""
 
@@ -395,27 +336,6 @@ async def test_a_replica_that_is_told_to_leave_just_after_its_host_is_gone_is_go
     assert list(running.reconciler.replicas) == ["m-1"] and not loop.done()
     loop.cancel()
     await asyncio.gather(loop, return_exceptions=True)
-
-
-async def test_a_client_that_leaves_amid_its_request_is_no_mistake_of_ours(tmp_path: Path) -> None:
-    app = build_app(Controller(LocalHosts(tmp_path), StateStore()), KEY)
-    messages = [
-        {"type": "http.request", "body": b'{"model"', "more_body": True},
-        {"type": "http.disconnect"},
-    ]
-    sent: list[Any] = []
-
-    async def receive() -> Any:
-        return messages.pop(0)
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/models/scale", "query_string": b""}
-    await app(
-        scope | {"raw_path": b"/models/scale", "headers": [(b"authorization", f"Bearer {KEY}".encode())]}, receive, send
-    )
-    assert sent[0]["status"] == 400
 
 
 async def test_the_log_of_a_replica_and_the_metrics_can_be_read(tmp_path: Path) -> None:

@@ -1,13 +1,11 @@
 """Start commands of replicas: commands that ours parses, and flags of other engines."""
 
 import json
-import shutil
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
-import click
 import msgspec
 import pytest
 import zmq
@@ -17,7 +15,6 @@ from events.source import Source
 from fleet.host.engines import Launch, engine_missing, launch
 from fleet.plan import Engine, ModelPlan, Resources, Task
 from replica.cli import replica
-from router.members.spec import spec_of
 
 HOST = "127.0.0.1"
 
@@ -43,11 +40,6 @@ def params(command: tuple[str, ...]) -> dict[str, object]:
 
 
 # ---- ours
-
-
-def test_ranks_of_the_native_engine_are_passed_on() -> None:
-    assert after(start(ModelPlan(name="m", model="demo", tensor_parallel=2)).command, "--tensor-parallel-size") == "2"
-    assert "--tensor-parallel-size" not in start(ModelPlan(name="m", model="demo")).command
 
 
 def test_the_replica_takes_its_command(tmp_path: Path) -> None:
@@ -99,11 +91,6 @@ def test_ours_computes_on_a_gpu_if_it_was_given_one(gpus: float, device: str) ->
     assert other["device"] == "auto"
 
 
-def test_ours_says_itself_where_it_listens() -> None:
-    started = start(ModelPlan(name="small", model="demo"))
-    assert started.place is None
-
-
 def test_the_key_is_in_the_environment_never_in_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QWEN_KEY", "hidden")
     ours = start(ModelPlan(name="small", model="demo", api_key_env="QWEN_KEY", environment={"A": "b"}))
@@ -113,21 +100,6 @@ def test_the_key_is_in_the_environment_never_in_the_command(monkeypatch: pytest.
     sglang = start(foreign("sglang", api_key_env="QWEN_KEY"))
     assert sglang.environment["WARMROUTE_SGLANG_API_KEY"] == "hidden"
     assert not any("hidden" in word for word in (*ours.command, *vllm.command, *sglang.command))
-
-
-def test_the_plans_own_environment_wins_over_that_of_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("QWEN_KEY", "of the node")
-    plan = ModelPlan(name="small", model="demo", api_key_env="QWEN_KEY", environment={"QWEN_KEY": "of the plan"})
-    assert start(plan).environment["WARMROUTE_API_KEY"] == "of the plan"
-
-
-def test_a_command_is_made_also_when_the_current_folder_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
-    assert params(start(ModelPlan(name="small", model="demo")).command)["served_model_name"] == "small"
 
 
 def test_commands_are_made_without_anything_heavy() -> None:
@@ -189,25 +161,6 @@ def test_the_endpoint_is_that_one_address_and_no_other() -> None:
         socket.create_connection((HOST, port), timeout=5).close()
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.2", port), timeout=5)
-
-
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_routers_take_its_place(engine: Engine) -> None:
-    place = start(foreign(engine)).place
-    assert place is not None
-    spec = spec_of({"name": "qwen-0", "url": place.url, "engine": place.engine, "model": place.model})
-    assert (spec.engine, spec.model) == (engine, "qwen")
-
-
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_its_ports_are_free_and_different_ones(engine: Engine) -> None:
-    place = start(foreign(engine)).place
-    assert place is not None
-    ports = {int(str(endpoint).rpartition(":")[2]) for endpoint in (place.url, place.events, place.replay)}
-    assert len(ports) == 3
-    for port in ports:
-        with socket.create_server((HOST, port)):
-            pass
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
@@ -275,18 +228,6 @@ def test_sglang_runs_in_the_python_that_the_plan_names(tmp_path: Path) -> None:
     assert start(foreign("sglang")).command[0] == sys.executable
 
 
-def test_a_program_that_is_there_but_not_to_be_run_does_not_count(tmp_path: Path) -> None:
-    (tmp_path / "vllm").write_text("no program")
-    assert shutil.which("vllm", path=str(tmp_path)) is None
-    assert engine_missing(foreign("vllm", environment={"PATH": str(tmp_path)})) is not None
-
-
 def test_a_node_of_ipv6_is_refused_for_engines_that_publish_only_over_ipv4() -> None:
     assert "give the node an IPv4 address" in str(engine_missing(foreign("vllm"), "fd00::1"))
     assert engine_missing(ModelPlan(name="small", model="demo"), "fd00::1") is None
-
-
-def test_a_wrong_option_would_be_noticed_here() -> None:
-    plan = ModelPlan(name="small", model="demo", options=("--no-such-option",))
-    with pytest.raises(click.NoSuchOption):
-        params(start(plan).command)

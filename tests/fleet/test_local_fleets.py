@@ -1,6 +1,5 @@
 """Files of fleets: running ones are found, killed ones are cleaned up, and garbage does no damage."""
 
-import json
 import os
 import shutil
 import stat
@@ -13,8 +12,6 @@ from typing import Any
 import click
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from fleet.commands.addresses.local_fleets import (
     LocalFleet,
@@ -89,24 +86,6 @@ def test_a_folder_that_others_can_write_to_is_neither_used_nor_read(noted_in: Pa
     assert running_fleets() == []
 
 
-def test_several_fleets_are_sorted_by_port_and_the_folder_stays_while_one_is_left(noted_in: Path) -> None:
-    fleets = [fleet_of(port=port) for port in (9000, 8000, 8500)]
-    for fleet in fleets:
-        record_fleet(fleet)
-    assert [fleet.port for fleet in running_fleets()] == [8000, 8500, 9000]
-    remove_record(fleets[0])
-    assert [fleet.port for fleet in running_fleets()] == [8000, 8500]
-    assert sorted(path.name for path in noted_in.iterdir()) == [f"{port}-{os.getpid()}.json" for port in (8000, 8500)]
-
-
-def test_a_fleet_does_not_forget_the_one_that_came_after_it(process: subprocess.Popen[bytes]) -> None:
-    older, newer = fleet_of(process.pid), fleet_of()
-    record_fleet(older)
-    record_fleet(newer)
-    remove_record(older)
-    assert running_fleets() == [newer]
-
-
 def test_fleets_at_two_addresses_may_have_the_same_port(process: subprocess.Popen[bytes]) -> None:
     fleets = [fleet_of(controller="http://127.0.0.1:1"), fleet_of(process.pid, controller="http://127.0.0.1:2")]
     for fleet in fleets:
@@ -119,24 +98,6 @@ def test_fleets_at_two_addresses_may_have_the_same_port(process: subprocess.Pope
     assert [find(fleet.controller).local for fleet in fleets] == fleets
     remove_record(fleets[0])
     assert running_fleets() == fleets[1:]
-
-
-@pytest.mark.parametrize("content", [b"", b"no JSON", b"\xff", b'{"port": 8000, "key": "two words"}'])
-def test_a_file_that_cannot_be_read_any_more_is_forgotten_too(
-    content: bytes, noted_in: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fleet = fleet_of()
-    record_fleet(fleet).write_bytes(content)
-    remove_record(fleet)
-    assert not noted_in.exists()
-    assert capsys.readouterr().err == ""
-
-
-def test_a_key_that_no_header_can_carry_leaves_no_file_behind(noted_in: Path) -> None:
-    fleet = fleet_of(key="two words")
-    record_fleet(fleet)
-    remove_record(fleet)
-    assert not noted_in.exists()
 
 
 def test_without_a_runtime_folder_the_temporary_one_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -165,11 +126,6 @@ def test_a_folder_of_another_user_is_neither_trusted_nor_used(monkeypatch: pytes
 # ---- garbage
 
 
-def good_fields() -> dict[str, Any]:
-    fields: dict[str, Any] = msgspec.to_builtins(fleet_of(port=9999))
-    return fields
-
-
 @pytest.mark.parametrize(
     "content",
     [
@@ -196,23 +152,6 @@ def test_garbage_is_reported_and_passed_over(
     assert running_fleets() == [fleet]
     assert f"Note: {noted_in / '8000.json'} is skipped: " in capsys.readouterr().err
     assert (noted_in / "8000.json").exists()
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.binary() | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(lambda x: json.dumps(x).encode())
-)
-def test_no_content_of_a_file_stops_the_others(noted_in: Path, content: bytes) -> None:
-    fleet = fleet_of(port=9999)
-    record_fleet(fleet)
-    (noted_in / "8000.json").write_bytes(content)
-    assert running_fleets() == [fleet]
-
-
-def test_fields_of_newer_versions_are_skipped(noted_in: Path) -> None:
-    record_fleet(fleet_of(port=9999))
-    (noted_in / f"9999-{os.getpid()}.json").write_text(json.dumps(good_fields() | {"new": [1]}))
-    assert [fleet.port for fleet in running_fleets()] == [9999]
 
 
 # ---- life and death
@@ -267,18 +206,6 @@ def test_only_temporary_folders_of_ours_are_removed(tmp_path: Path, monkeypatch:
     precious, ours = tmp_path / "precious", tmp_path / "warmroute-1"
     clean_up(fleet_of(folders=(str(precious), str(ours))))
     assert removed == [str(ours)]
-
-
-def test_a_new_fleet_on_the_port_of_a_killed_one_cleans_up_after_it(
-    process: subprocess.Popen[bytes], tmp_path: Path
-) -> None:
-    folder = tmp_path / "warmroute-logs"
-    folder.mkdir()
-    killed_fleet(process, folders=(str(folder),))
-    fleet = fleet_of()
-    record_fleet(fleet)
-    assert running_fleets() == [fleet]
-    assert not folder.exists()
 
 
 def test_half_a_file_is_never_seen(monkeypatch: pytest.MonkeyPatch) -> None:

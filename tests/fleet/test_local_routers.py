@@ -18,7 +18,6 @@ from fleet.commands.addresses.address import Address
 from fleet.commands.addresses.local_fleets import LocalFleet, process_started, record_fleet
 from fleet.commands.addresses.local_routers import locate_router
 from fleet.commands.router import prefixes
-from fleet.up.command import up
 from fleet.up.starting import bind
 from fleet.up.telling import url_here
 from lab.commands.bench import bench
@@ -110,11 +109,6 @@ async def test_each_form_works_as_argument_and_as_option(form: str, monkeypatch:
             assert (ran.status, ran.errors) == (0, ""), arguments
         assert (await asked(WARMROUTE_ROUTER=address)).status == 0
         assert (await asked(address, WARMROUTE_ROUTER="127.0.0.1:1")).status == 0
-
-
-def test_the_address_in_the_environment_is_no_setting_of_up() -> None:
-    ran = run(up, "--no-ray", "--follow", WARMROUTE_ROUTER="http://127.0.0.1:8000")
-    assert "--follow has no router" in ran.errors
 
 
 def test_a_router_is_named_once() -> None:

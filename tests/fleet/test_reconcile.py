@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from events.native import Load
-from fleet.control.reconcile import Begin, Reconciler, Replica, Stop, UnknownName, name_stem
+from fleet.control.reconcile import Begin, Reconciler, Stop, UnknownName, name_stem
 from fleet.host.report import ReplicaAddress, Report
-from fleet.plan import MAX_REPLICAS, Task
+from fleet.plan import Task
 from tests.fleet.reconciled import Fleet, M, but, report, told
 
 # ---- counts
@@ -31,15 +31,6 @@ def test_more_are_begun_and_the_latest_leave_first_when_nothing_else_tells_them_
     fleet.it.scale("m", 2)
     assert fleet.decide() == [Stop("m-2", 7.0), Stop("m-3", 7.0), Stop("m-4", 7.0)]
     assert fleet.decide() == []
-
-
-def test_scaled_to_none_and_back() -> None:
-    fleet = Fleet(M)
-    fleet.it.scale("m", 0)
-    assert fleet.settle() == ["-m-0", "-m-1", "-m-2"]
-    assert fleet.it.members() == []
-    fleet.it.scale("m", 1)
-    assert fleet.settle() == ["+m-0"]
 
 
 def test_idle_replicas_leave_first_then_the_least_valuable_caches() -> None:
@@ -68,24 +59,6 @@ def test_a_name_is_free_again_only_when_its_replica_is_gone() -> None:
     fleet.leave("m-1")
     fleet.it.scale("m", 4)
     assert told(fleet.decide()) == ["+m-1"]
-
-
-class Counting(dict[str, Replica]):
-    """Replicas that count the look-ups of names."""
-
-    looked = 0
-
-    def __contains__(self, name: object) -> bool:
-        self.looked += 1
-        return super().__contains__(name)
-
-
-def test_finding_names_for_many_replicas_takes_a_look_for_each() -> None:
-    fleet = Fleet(but(M, replicas=0))
-    fleet.it.replicas = replicas = Counting()
-    fleet.it.scale("m", MAX_REPLICAS)
-    assert len(fleet.decide()) == MAX_REPLICAS
-    assert replicas.looked <= 2 * MAX_REPLICAS
 
 
 @pytest.mark.parametrize("name", ["m-0", "m-1"])

@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from fleet.control.reconcile import Begin, Kept, Reconciler, Stop, UnknownName
-from fleet.plan import Autoscale, Task
+from fleet.control.reconcile import Kept, Reconciler, Stop, UnknownName
+from fleet.plan import Autoscale
 from tests.fleet.reconciled import Fleet, M, but, report, told
 
 # ---- restarts
@@ -47,14 +47,6 @@ def test_the_surge_of_one_restart_is_not_that_of_the_next_change() -> None:
     fleet.settle()
     fleet.want(but(M, replicas=1, options=("--new",)))
     assert fleet.settle() == ["-m-1", "+m-0"]
-
-
-def test_a_single_replica_is_restarted_too() -> None:
-    fleet = Fleet(but(M, replicas=1))
-    fleet.it.restart("m")
-    assert fleet.settle() == ["-m-0", "+m-0"]
-    fleet.it.restart("m", surge=1)
-    assert fleet.settle() == ["+m-1", "-m-0"]
 
 
 def test_a_new_replica_that_fails_stops_the_restart_until_it_is_well() -> None:
@@ -104,14 +96,6 @@ def test_a_replica_that_an_operator_drains_does_not_count_as_serving() -> None:
     assert told(fleet.decide()) == ["-m-1"]
 
 
-def test_an_old_replica_that_is_gone_comes_back_as_a_new_one() -> None:
-    fleet = Fleet(M)
-    fleet.it.restart("m")
-    assert told(fleet.decide()) == ["-m-2"]
-    fleet.gone("m-0")
-    assert fleet.decide() == [Begin(Task(name="m-0", plan=M, generation=1))]
-
-
 def test_scaled_up_during_a_restart_the_additional_ones_are_new_already() -> None:
     fleet = Fleet(M)
     fleet.it.restart("m")
@@ -136,27 +120,6 @@ def test_scaled_down_during_a_restart_the_old_ones_leave_first() -> None:
     assert list(fleet.there) == ["m-2"] and fleet.generations() == [1]
 
 
-def test_scaled_down_during_a_surge_no_more_than_are_wanted_are_left() -> None:
-    fleet = Fleet(M)
-    fleet.it.restart("m", surge=2)
-    fleet.decide()
-    fleet.it.scale("m", 1)
-    assert told(fleet.decide()) == ["-m-1", "-m-2", "-m-4"]
-    assert fleet.settle() == ["-m-0"]
-    assert list(fleet.there) == ["m-3"]
-
-
-def test_of_replicas_that_are_not_heard_of_yet_no_more_new_ones_stay_than_are_wanted() -> None:
-    fleet = Fleet(M)
-    fleet.it.restart("m", surge=2)
-    fleet.decide()
-    fleet.restore()
-    fleet.it.scale("m", 1)
-    fleet.decide()
-    staying = [each for each in fleet.it.replicas.values() if not each.leaving]
-    assert sorted(each.task.generation for each in staying) == [0, 1]
-
-
 def test_an_excess_replica_leaves_before_the_next_restart() -> None:
     fleet = Fleet(but(M, replicas=4))
     fleet.it.restart("m")
@@ -169,18 +132,6 @@ def test_an_excess_replica_leaves_before_the_next_restart() -> None:
     assert told(fleet.decide()) == ["+m-2"]
     fleet.it.scale("m", 2)
     assert told(fleet.decide()) == ["-m-2"], "the new replica is not ready, so no other one leaves"
-
-
-def test_a_restart_during_a_restart_starts_over() -> None:
-    fleet = Fleet(M)
-    fleet.it.restart("m")
-    fleet.decide()
-    fleet.leave()
-    fleet.decide()
-    fleet.it.restart("m")
-    assert told(fleet.decide()) == ["-m-2"], "the new replica is not ready"
-    fleet.settle()
-    assert fleet.generations() == [2, 2, 2]
 
 
 # ---- other plans

@@ -5,7 +5,7 @@ import tomllib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.toml.lines import Lines, Path
+from fleet.toml.lines import Path, line_of
 
 TEXT = '''\
 # a comment with [brackets] and = signs
@@ -37,36 +37,19 @@ policy = "cost"
 
 
 def test_every_key_is_on_its_line() -> None:
-    lines = Lines(TEXT)
     assert tomllib.loads(TEXT)["models"][1]["say"].endswith("''")
-    assert lines.of(("top",)) == 2
-    assert lines.of(("models", 0)) == 4
-    assert lines.of(("models", 0, "name")) == 5
-    assert lines.of(("models", 0, "options")) == 6
-    assert lines.of(("models", 0, "resources")) == 10
-    assert lines.of(("models", 0, "resources", "custom", "odd.name")) == 12
-    assert lines.of(("models", 1)) == 14
-    assert lines.of(("models", 1, "name")) == 15
-    assert lines.of(("models", 1, "say")) == 19
-    assert lines.of(("models", 1, "after")) == 21
-    assert lines.of(("models", 1, "autoscale", "min")) == 23
-    assert lines.of(("router", "policy")) == 25
-
-
-def test_what_is_on_no_line_of_its_own_is_on_that_of_what_it_is_in() -> None:
-    lines = Lines(TEXT)
-    assert lines.of(("models", 0, "options", 1)) == 6
-    assert lines.of(("models", 1, "after", "inner", "deep")) == 21
-    assert lines.of(("models", 1, "missing")) == 14
-    assert lines.of(("missing",)) == 1
-
-
-def test_a_table_is_at_its_own_heading_not_at_that_of_one_within_it() -> None:
-    assert Lines("[a.b]\nx = 1\n[a]\ny = 1\n").of(("a",)) == 3
-
-
-def test_carriage_returns_end_no_lines_of_their_own() -> None:
-    assert Lines("a = 1\r\nb = 2\r\n").of(("b",)) == 2
+    assert line_of(TEXT, ("top",)) == 2
+    assert line_of(TEXT, ("models", 0)) == 4
+    assert line_of(TEXT, ("models", 0, "name")) == 5
+    assert line_of(TEXT, ("models", 0, "options")) == 6
+    assert line_of(TEXT, ("models", 0, "resources")) == 10
+    assert line_of(TEXT, ("models", 0, "resources", "custom", "odd.name")) == 12
+    assert line_of(TEXT, ("models", 1)) == 14
+    assert line_of(TEXT, ("models", 1, "name")) == 15
+    assert line_of(TEXT, ("models", 1, "say")) == 19
+    assert line_of(TEXT, ("models", 1, "after")) == 21
+    assert line_of(TEXT, ("models", 1, "autoscale", "min")) == 23
+    assert line_of(TEXT, ("router", "policy")) == 25
 
 
 VALUES = st.sampled_from(
@@ -104,5 +87,4 @@ def test_the_line_of_each_statement_is_where_it_was_written(statements: list[tup
         expected[where] = line
         text += f"[t{number}]\n" if kind == "[table]" else "[[list]]\n"
     tomllib.loads(text)
-    lines = Lines(text)
-    assert {path: lines.of(path) for path in expected} == expected
+    assert {path: line_of(text, path) for path in expected} == expected

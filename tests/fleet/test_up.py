@@ -27,7 +27,7 @@ from fleet.up.command import up as up_command
 from fleet.up.starting import bind
 from fleet.up.telling import QUESTION, announcement, remarks_on
 from fleet.view import ModelView, ReplicaView, View
-from tests.events.processes import tool, wait_until
+from tests.events.processes import wait_until
 from tests.processes import of_process
 
 FREE = ("--port", "0", "--no-ray")
@@ -246,13 +246,6 @@ def test_without_a_network_the_default_is_the_demo_model_computed(tmp_path: Path
 
 
 @pytest.mark.chaos
-def test_sigterm_leaves_nothing_too() -> None:
-    with up(*FREE, "--replicas", "1") as running:
-        assert running.end(signal.SIGTERM) == 0
-        nothing_is_left(running)
-
-
-@pytest.mark.chaos
 def test_the_printed_examples_work_and_fit_into_80_columns() -> None:
     with up(*FREE, "--", "--served-model-name", "mine") as running:
         shell = re.search(r"^  (curl .*?\n.*?)\n\n", running.output, re.MULTILINE | re.DOTALL)
@@ -265,14 +258,6 @@ def test_the_printed_examples_work_and_fit_into_80_columns() -> None:
 
 def output_of(*command: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=DEADLINE_S).stdout
-
-
-@pytest.mark.chaos
-def test_the_events_of_a_replica_can_be_followed() -> None:
-    with up(*FREE, "--replicas", "1") as running, tool("tail", running.events("demo-0")) as tail:
-        tail.wait_for(lambda lines: any(line["type"] == "connected" for line in lines), "it is connected")
-        running.ask()
-        tail.wait_for(lambda lines: any(line["type"] == "BlockStored" for line in lines), "a stored block")
 
 
 @pytest.mark.chaos
