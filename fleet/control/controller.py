@@ -11,7 +11,7 @@ import msgspec
 
 from fleet.control.autoscale import Autoscaler
 from fleet.control.hosts import Host, HostGone, HostLost, Hosts
-from fleet.control.reconcile import Action, Begin, Kept, Reconciler
+from fleet.control.reconcile import Begin, Kept, Reconciler
 from fleet.host.report import beat
 from fleet.plan import FleetPlan, ModelPlan, Task
 from fleet.tasks import check
@@ -138,7 +138,13 @@ class Controller:
                 self._wake.clear()
                 self._autoscale()
                 for action in self.reconciler.decide():
-                    self._perform(action)
+                    if isinstance(action, Begin):
+                        log.info("%s: begun", action.task.name)
+                        self._begin(action.task)
+                    else:
+                        log.info("%s: drained, and stopped", action.name)
+                        leaving = self._leave(action.name, action.limit_s, self._tasks.get(action.name))
+                        self._tasks[action.name] = asyncio.create_task(leaving)
                 state = _encode(self.reconciler.kept())
                 if state != self._saved:
                     await self._store.save(state)
@@ -158,15 +164,6 @@ class Controller:
             for task in self._tasks.values():
                 task.cancel()
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-
-    def _perform(self, action: Action) -> None:
-        if isinstance(action, Begin):
-            log.info("%s: begun", action.task.name)
-            self._begin(action.task)
-            return
-        log.info("%s: drained, and stopped", action.name)
-        following = self._tasks.get(action.name)
-        self._tasks[action.name] = asyncio.create_task(self._leave(action.name, action.limit_s, following))
 
     def _begin(self, task: Task) -> None:
         """Begin a host; a failure concerns this replica alone, and is retried."""
@@ -275,17 +272,14 @@ class Controller:
             scaler = self.scalers.get(model.name)
             if scaler is None or scaler.plan != model.autoscale:
                 scaler = self.scalers[model.name] = Autoscaler(model.autoscale)
-            self._scale(model.name, scaler)
-
-    def _scale(self, model: str, scaler: Autoscaler) -> None:
-        reports = [
-            replica.report
-            for replica in self.reconciler.replicas.values()
-            if replica.task.plan.name == model and replica.ready and replica.report is not None
-            if not (replica.leaving or replica.draining)
-        ]
-        wanted = self.reconciler.count(model)
-        now_wanted = scaler.look(wanted, reports, time.monotonic())
-        if now_wanted != wanted:
-            log.info("%s: %d replicas instead of %d: %s", model, now_wanted, wanted, scaler.why)
-            self.reconciler.scale(model, now_wanted)
+            reports = [
+                replica.report
+                for replica in self.reconciler.replicas.values()
+                if replica.task.plan.name == model.name and replica.ready and replica.report is not None
+                if not (replica.leaving or replica.draining)
+            ]
+            wanted = self.reconciler.count(model.name)
+            now_wanted = scaler.look(wanted, reports, time.monotonic())
+            if now_wanted != wanted:
+                log.info("%s: %d replicas instead of %d: %s", model.name, now_wanted, wanted, scaler.why)
+                self.reconciler.scale(model.name, now_wanted)

@@ -125,7 +125,9 @@ class Reconciler:
                 self._counts[model.name] = within(model.autoscale, self._counts[model.name])
             elif before.autoscale is not None:
                 self._counts[model.name] = model.replicas
-            self._tell(model)
+            for replica in self._of(model.name):  # settings that need no restart apply to running replicas
+                if _started_alike(replica.task.plan) == _started_alike(model):
+                    replica.task = msgspec.structs.replace(replica.task, plan=model)
         self.plan = plan
         for name in list(self._counts):
             if plan.model(name) is None:
@@ -134,12 +136,6 @@ class Reconciler:
                 for replica in self._of(name):
                     replica.leaving = True
         self.ending = False
-
-    def _tell(self, model: ModelPlan) -> None:
-        """Settings that need no restart apply to running replicas."""
-        for replica in self._of(model.name):
-            if _started_alike(replica.task.plan) == _started_alike(model):
-                replica.task = msgspec.structs.replace(replica.task, plan=model)
 
     def scale(self, model: str, count: int) -> None:
         self._known(model)
@@ -266,7 +262,12 @@ class Reconciler:
         """Sort in the order of leaving: not serving, older plan, least valuable cache, highest number."""
         return sorted(
             replicas,
-            key=lambda each: (each.serves, each.task.generation, cache_value(each.report), -_number(each.task.name)),
+            key=lambda each: (
+                each.serves,
+                each.task.generation,
+                cache_value(each.report),
+                -int(each.task.name.rpartition("-")[2]),
+            ),
         )
 
     def _staying(self, model: str) -> list[Replica]:
@@ -322,10 +323,6 @@ def name_stem(model: str) -> str:
     """The replicas' names without their number, fit for URLs, file names and actors' names."""
     letters = (letter if letter.isascii() and (letter.isalnum() or letter in "._-") else "-" for letter in model)
     return "".join(letters).strip("-.") or "model"
-
-
-def _number(name: str) -> int:
-    return int(name.rpartition("-")[2])
 
 
 def _started_alike(plan: ModelPlan) -> ModelPlan:

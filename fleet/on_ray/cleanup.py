@@ -29,17 +29,13 @@ def lead_a_session() -> int:
 
 
 def processes() -> list[Process]:
-    found = (_process(int(entry)) for entry in os.listdir("/proc") if entry.isdecimal())
-    return [process for process in found if process is not None]
-
-
-def _process(pid: int) -> Process | None:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return None
-    state, parent, _, session = stat.rpartition(")")[2].split()[:4]
-    return Process(pid, state, int(parent), int(session))
+    found = []
+    for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
+        with suppress(OSError):  # it has ended meanwhile
+            stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+            state, parent, _, session = stat.rpartition(")")[2].split()[:4]
+            found.append(Process(pid, state, int(parent), int(session)))
+    return found
 
 
 def kill_session(session: int, but: int = 0) -> None:

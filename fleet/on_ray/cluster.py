@@ -53,16 +53,13 @@ def lacking(needed: Mapping[str, float], found: list[Free]) -> str | None:
         return None
     for name, amount in needed.items():
         best = max(found, key=lambda node: node.available.get(name, 0.0))
-        if best.available.get(name, 0.0) < amount:
-            return f"no node has {name} {amount:g} free; {_most(name, best)}"
+        most = best.available.get(name, 0.0)
+        if most < amount:
+            total = best.total.get(name)
+            where = f"the most is {most:g} of {total:g} on {best.address}" if total else "none has any at all"
+            return f"no node has {name} {amount:g} free; {where}"
     together = " and ".join(f"{name} {amount:g}" for name, amount in needed.items())
     return f"no node has {together} free together"
-
-
-def _most(name: str, node: Free) -> str:
-    if not node.total.get(name):
-        return "none has any at all"
-    return f"the most is {node.available.get(name, 0.0):g} of {node.total[name]:g} on {node.address}"
 
 
 def node_address() -> str:

@@ -39,12 +39,9 @@ class RayHosts:
         return RayHost(task, self._namespace, self._patience)
 
     async def there(self) -> list[str]:
-        return await asyncio.to_thread(self._there)
-
-    def _there(self) -> list[str]:
-        named = ray.util.list_named_actors(all_namespaces=True)
+        named = await asyncio.to_thread(ray.util.list_named_actors, all_namespaces=True)
         names = [each["name"] for each in named if each["namespace"] == self._namespace]
-        return [name for name in names if find(name, self._namespace) is not None]
+        return [name for name in names if await asyncio.to_thread(find, name, self._namespace) is not None]
 
     async def missing(self, task: Task) -> str | None:
         return await asyncio.to_thread(lambda: lacking(needs(task.plan.resources), nodes()))
@@ -174,15 +171,11 @@ class RayHost:
         except (TimeoutError, RayError):
             pass
         await asyncio.to_thread(ray.kill, actor, no_restart=True)
-        await asyncio.to_thread(self._wait_until_gone, actor)
-
-    def _wait_until_gone(self, actor: Actor) -> None:
-        """Wait until the actor is dead, so that its name is free."""
         end_s = time.monotonic() + GONE_WITHIN_S
-        while state_of(actor) != "DEAD":
+        while await asyncio.to_thread(state_of, actor) != "DEAD":  # then its name is free
             if time.monotonic() > end_s:
                 raise HostLost("Ray has not killed its actor yet")
-            time.sleep(LOOK_S)
+            await asyncio.sleep(LOOK_S)
 
     async def log(self, lines: int) -> str:
         actor = await self._there_or_made()

@@ -3,7 +3,6 @@
 import os
 import re
 import tomllib
-from collections.abc import Sequence
 from typing import Annotated, Any, TypeAlias, TypeVar, get_args
 
 import click
@@ -14,7 +13,7 @@ from api.model_files import read_bytes_of
 from engines import profile_of
 from fleet import plan
 from fleet.plan import FOREIGN, Engine, FleetPlan, ModelPlan, Resources
-from fleet.toml.lines import Path, line_of
+from fleet.toml.lines import line_of
 from fleet.toml.mistakes import Mistake, nearest, shown, within
 from fleet.toml.options import OWN_OF_REPLICA, OWN_OF_ROUTER, foreign_words, own_words
 from replica.model.locate import DEMO, SMOLLM2, short_name
@@ -273,24 +272,16 @@ def _converted(values: dict[str, Any], kind: type[T]) -> T:
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
-        said, path = _located(str(error))
+        said, path = str(error), list[str | int]()
+        if (at := _AT.fullmatch(said)) is not None:
+            said, path = at[1], [name or int(number) for name, number in _STEP.findall(at[2])]
         if missing := _MISSING.fullmatch(said):
             raise Mistake(f"{missing[1]} is missing{' in ' + str(path[-1]) if path else ''}", *path) from error
         key = next(step for step in reversed(path) if isinstance(step, str))
-        raise Mistake(_explained(key, _at(values, path), said), *path) from error
-
-
-def _located(message: str) -> tuple[str, Path]:
-    found = _AT.fullmatch(message)
-    if found is None:
-        return message, ()
-    return found[1], tuple(name or int(number) for name, number in _STEP.findall(found[2]))
-
-
-def _at(values: Any, path: Sequence[str | int]) -> Any:
-    for step in path:
-        values = values[step]
-    return values
+        value: Any = values
+        for step in path:
+            value = value[step]
+        raise Mistake(_explained(key, value, said), *path) from error
 
 
 def _explained(key: str, value: object, said: str) -> str:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import click
 
 from fleet.commands.client import FleetClient
-from fleet.on_ray.orders import Launched
 from fleet.plan import FleetPlan
 from fleet.tasks import first
 from fleet.up.launching import Launcher
@@ -54,13 +53,6 @@ class Following:
 
     async def _follow(self) -> None:
         while True:
-            started = await self._joined()
-            with FleetClient(started.controller, self.key) as fleet:
-                await self._keep(fleet)
-
-    async def _joined(self) -> Launched:
-        """There is a controller, and it has the plan."""
-        while True:
             await self._look_at_file()
             try:
                 started = await self.launcher.start(self.plan)
@@ -71,7 +63,8 @@ class Following:
             self.failed, self.is_new, self.joined_once = "", False, True
             found = "was there, and has the plan" if started.found else "begins"
             self.say(f"The fleet {found}; routers find it with --registry {started.controller}")
-            return started
+            with FleetClient(started.controller, self.key) as fleet:
+                await self._keep(fleet)
 
     async def _keep(self, fleet: FleetClient) -> None:
         """Follow the file until the controller is gone."""

@@ -81,7 +81,7 @@ def one_model(model: str, engine: str, replicas: int, policy: str, options: Sequ
 
 def complete(plan: FleetPlan) -> FleetPlan:
     """Complete a file's plan with the models' folders and tokenizers."""
-    return msgspec.structs.replace(plan, models=tuple(_complete(model) for model in plan.models))
+    return msgspec.structs.replace(plan, models=tuple(map(_complete, plan.models)))
 
 
 def _complete(plan: ModelPlan) -> ModelPlan:

@@ -129,16 +129,14 @@ class FleetRun:
             await self._front.start()
         while True:
             view = await watcher.complete()
-            if self._front is None or self._takes_all(self._front, view):
+            if self._front is None:
+                return view
+            router, wanted = self._front.router, sum(model.wanted for model in view.models)
+            known = len(router.members.by_name) >= wanted
+            if known and (not wanted or router.lifecycle.not_ready(all_of_them=True) is None):
                 return view
             self._front.check()
             await asyncio.sleep(LOOK_INTERVAL_S)
-
-    @staticmethod
-    def _takes_all(front: Front, view: View) -> bool:
-        wanted = sum(model.wanted for model in view.models)
-        known = len(front.router.members.by_name)
-        return known >= wanted and (not wanted or front.router.lifecycle.not_ready(all_of_them=True) is None)
 
     async def _follow(self, watcher: Watcher) -> None:
         assert self._front is not None

@@ -42,15 +42,6 @@ def test_a_line_that_a_command_would_refuse_is_found(words: tuple[str, ...]) -> 
         Line("planted", words).values()
 
 
-def test_an_option_that_was_renamed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    from router.process.cli import router as command
-
-    [option] = [param for param in command.params if param.name == "drain_delay"]
-    monkeypatch.setattr(option, "opts", ["--drain-after"])
-    with pytest.raises(click.UsageError, match="drain-delay"):
-        values_of("kind", "router")
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_variable_of_ours_is_read(variant: str) -> None:
     known = known_variables()
@@ -58,11 +49,6 @@ def test_every_variable_of_ours_is_read(variant: str) -> None:
         for each in pod.containers:
             given = {name for name in variables(each) if name.startswith("WARMROUTE_")}
             assert given <= known, (pod.owner, given - known)
-
-
-def test_an_unread_variable_would_be_found() -> None:
-    assert "WARMROUTE_FLEET_KEY" in known_variables()
-    assert "WARMROUTE_FLEETKEY" not in known_variables()
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -1,15 +1,10 @@
 """The commands in docs/kubernetes.md exist, and refer to objects of the manifests."""
 
-import functools
 import re
 import shlex
-import shutil
-import subprocess
 from collections.abc import Iterator
 
-import pytest
-
-from tests.k8s.rendered import K8S, NAMESPACE, OVERLAYS, ROOT, pods, rendered
+from tests.k8s.rendered import K8S, OVERLAYS, ROOT, pods, rendered
 
 PAGE = ROOT / "docs" / "kubernetes.md"
 BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -17,7 +12,6 @@ SPAN = re.compile(r"`(kubectl [^`\n]+)`")
 LABELS = re.compile(r"[\w./-]+=[\w./-]+(,[\w./-]+=[\w./-]+)*")
 # Programs that cannot be run here, with the page's uses of them.
 ELSEWHERE = {"kind": ("create cluster", "load docker-image"), "openssl": ("rand -hex",), "docker": ("build",)}
-SHORT = {"-n": "--namespace", "-l": "--selector", "-c": "--container", "-o": "--output", "-k": "--kustomize"}
 KINDS = {"deployment": "Deployment", "service": "Service"}
 
 
@@ -38,61 +32,6 @@ def typed() -> Iterator[str]:
 def of(program: str) -> list[list[str]]:
     found = (shlex.split(line, comments=True) for line in typed())
     return [words for words in found if words[0] == program]
-
-
-@functools.cache
-def help_of(*words: str) -> str:
-    if shutil.which("kubectl") is None:
-        pytest.skip("there is no kubectl here to ask for its commands")
-    return subprocess.run(["kubectl", *words], capture_output=True, text=True, check=True).stdout
-
-
-def verb_of(words: list[str]) -> tuple[str, ...]:
-    """`get`, `rollout status`, `create secret generic`: as deep as kubectl knows."""
-    plain = [word for word in without_namespace(words)[1:] if not word.startswith("-")]
-    verb: tuple[str, ...] = ()
-    for word in plain:
-        if re.search(rf"^  {re.escape(word)} ", listed(verb), re.MULTILINE) is None:
-            break
-        verb = (*verb, word)
-    assert verb, f"kubectl has no {plain[0]!r}: {words}"
-    return verb
-
-
-def listed(verb: tuple[str, ...]) -> str:
-    """The commands below this one, as its help lists them."""
-    text = help_of(*verb, "--help")
-    return text if not verb else "".join(re.findall(r"^Available Commands:\n(?:  .*\n)+", text, re.MULTILINE))
-
-
-def without_namespace(words: list[str]) -> list[str]:
-    if "-n" not in words:
-        return words
-    place = words.index("-n")
-    assert words[place + 1] == NAMESPACE, words
-    return [*words[:place], *words[place + 2 :]]
-
-
-def refused(words: list[str]) -> str | None:
-    """First flag of a line that kubectl does not know, or its error."""
-    try:
-        known = help_of(*verb_of(words), "--help") + help_of("options")
-    except AssertionError as error:
-        return str(error)
-    own = words[: words.index("--")] if "--" in words else words
-    flags = [word.partition("=")[0] for word in own if word.startswith("-") and word != "-"]
-    return next((flag for flag in flags if f"{SHORT.get(flag, flag)}=" not in known), None)
-
-
-def test_kubectl_understands_every_line() -> None:
-    lines = of("kubectl")
-    assert len(lines) > 15
-    assert {" ".join(words): refused(words) for words in lines if refused(words)} == {}
-
-
-@pytest.mark.parametrize("line", ["aply -k x", "get pods --selecto=a", "rollout status --for=x"])
-def test_what_kubectl_does_not_know_would_be_found(line: str) -> None:
-    assert refused(shlex.split(f"kubectl {line}")) is not None
 
 
 def test_every_overlay_and_component_is_told_of_and_no_other() -> None:
