@@ -112,7 +112,11 @@ class RouteTable:
 
     def find(self, method: str, path: Segments) -> RouteMatch:
         """The row for a path; raise ApiError 400 for an encoded slash where no name may have one."""
-        place, params = self._place(path)
+        place, params = self._fixed.get(path), dict[str, str]()
+        for other in () if place is not None else self._others:
+            if (found := other.params(path)) is not None:
+                place, params = other, found
+                break
         if any("/" in segment for segment in path) and not (place and place.encoded_slashes):
             shown = quoted("/" + "/".join(segment.replace("/", "%2F") for segment in path))
             raise invalid(f"{shown} has an encoded slash outside of a name; write '/'", code="invalid_path")
@@ -123,14 +127,6 @@ class RouteTable:
     def asked(self, scope: Scope) -> RouteMatch:
         raw: bytes = scope["raw_path"]
         return self.usual.get(raw, {}).get(scope["method"]) or self.find(scope["method"], parse_path(raw))
-
-    def _place(self, path: Segments) -> tuple[PathRoutes | None, dict[str, str]]:
-        if (fixed := self._fixed.get(path)) is not None:
-            return fixed, {}
-        for place in self._others:
-            if (params := place.params(path)) is not None:
-                return place, params
-        return None, {}
 
 
 def text_of(path: Segments) -> str:

@@ -107,23 +107,18 @@ class CallParser(ABC):
     def _parse(self) -> Steps[None]:
         char = yield
         while True:
-            char = yield from self._step(char)
-
-    def _step(self, char: str) -> Steps[str]:
-        if char.isspace() or (char and self._after_call and char in self.separators):
-            # Spaces before a call, and what stands between two, belong to the format: not so before other content.
-            self._keep(char)
-        elif char and char in self.opening and self._may_begin():
-            return (yield from self._attempt(char))
-        elif char or not self._after_call:
-            self._release()
-            self._say(char)
-        return (yield)
-
-    def _keep(self, char: str) -> None:
-        if len(self._held) == MAX_HELD:
-            self._release()
-        self._held.append(char)
+            if char.isspace() or (char and self._after_call and char in self.separators):
+                # Spaces before a call, and what stands between two, belong to the format: not so before other content.
+                if len(self._held) == MAX_HELD:
+                    self._release()
+                self._held.append(char)
+            elif char and char in self.opening and self._may_begin():
+                char = yield from self._attempt(char)
+                continue
+            elif char or not self._after_call:
+                self._release()
+                self._say(char)
+            char = yield
 
     def _attempt(self, char: str) -> Steps[str]:
         self._in_text = False

@@ -57,7 +57,10 @@ class SpelledTokens:
         if self._spelled is None or not value:
             return
         for text in chain(_texts(value), (_met(value, self._edge),)):
-            if found := _search(self._spelled, text):
+            found = self._spelled.search(text)
+            if found is None and not text.isascii():  # a tokenizer may look for its tokens in what it has normalized
+                found = self._spelled.search(unicodedata.normalize("NFKC", text))
+            if found is not None:
                 why = "which this server does not take in text; write it otherwise"
                 raise invalid(f"{param} spells the special token {found[0]!r}, {why}", param, CODE)
 
@@ -76,13 +79,6 @@ def _pattern(texts: list[str], depth: int = 0) -> str:
     if not groups:
         return re.escape(prefix)
     return f"{re.escape(prefix)}(?:{'|'.join(groups)}){'?' if '' in rest else ''}"
-
-
-def _search(spelled: re.Pattern[str], text: str) -> re.Match[str] | None:
-    found = spelled.search(text)
-    if found is None and not text.isascii():  # a tokenizer may look for its tokens in what it has normalized
-        found = spelled.search(unicodedata.normalize("NFKC", text))
-    return found
 
 
 def _met(value: Any, edge: int) -> str:

@@ -4,10 +4,13 @@ Where the text of a sequence of tokens is the concatenation of their bytes, text
 incrementally, and no token need be looked at twice.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 Piece: TypeAlias = Callable[[str], bytes]
+
+_BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 def piece_rule(decoder: Mapping[str, Any] | None) -> Piece | None:
@@ -45,23 +48,13 @@ def _steps(decoder: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
 
 def _sentencepiece(replacements: list[tuple[str, str]], byte_fallback: bool) -> Piece:
     def piece(token: str) -> bytes:
-        if byte_fallback and (byte := _fallback_byte(token)) is not None:
-            return byte
+        if byte_fallback and (byte := _BYTE.fullmatch(token)):
+            return bytes.fromhex(byte[1])
         for old, new in replacements:
             token = token.replace(old, new)
         return token.encode()
 
     return piece
-
-
-def _fallback_byte(token: str) -> bytes | None:
-    """The byte of a token such as `<0x0A>`."""
-    if len(token) != 6 or not token.startswith("<0x") or not token.endswith(">"):
-        return None
-    try:
-        return bytes.fromhex(token[3:5])
-    except ValueError:
-        return None
 
 
 def byte_level(token: str) -> bytes:
