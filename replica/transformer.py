@@ -41,7 +41,7 @@ class Transformer:
         self.config = config
         self.ranks = ranks
         self.pointwise = pointwise or Pointwise()
-        self.own = own = ranks.own(config)  # the shapes of this rank's share
+        self.own = own = ranks.share.own(config)  # the shapes of this rank's share
         width, vocabulary = config.hidden_size, own.vocab_size
         self._embedding = weights.take("model.embed_tokens.weight", vocabulary, width)
         self.dtype, self.device = self._embedding.dtype, self._embedding.device

@@ -97,13 +97,12 @@ def test_what_the_table_allows_is_not_caught(tmp_path: Path, file: str, source: 
 
 RUNNERS = {"replica.runners.simulated"}
 RUNNERS_MAY_IMPORT = {
-    "replica.runners.block_memory",
+    "replica.runners.runner",
     "replica.runners.clock",
     "replica.config",
     "replica.grammar.matcher",
     "replica.messages",
     "replica.runners.request",
-    "replica.runners.runner",
 }
 
 

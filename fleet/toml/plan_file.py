@@ -233,11 +233,11 @@ def _resources(table: ModelTable) -> Resources:
     """Return the resources; by default as many devices as the engine uses. Ray places an actor on one node."""
     asked, parallel, is_foreign = table.resources, table.tensor_parallel, table.engine in FOREIGN
     cpus = asked.cpus if asked.cpus is not UNSET else float(parallel if table.engine == "native" else 1)
-    gpus = asked.gpus if asked.gpus is not UNSET else float(parallel if is_foreign else 0)
+    gpus = asked.gpus if asked.gpus is not UNSET else float(parallel if is_foreign or parallel > 1 else 0)
     with within("resources"):
         if gpus > 1 and not gpus.is_integer():
             raise Mistake(f"gpus is {gpus:g}; write a whole number, or a fraction below 1 to share one", "gpus")
-        if (is_foreign or gpus) and gpus < parallel and parallel > 1:
+        if gpus < parallel and parallel > 1:
             raise Mistake(f"gpus is {gpus:g}, but tensor_parallel is {parallel}; write gpus = {parallel}", "gpus")
         for key in asked.custom:
             if key in OF_RAY or not key or not key.isprintable():

@@ -1,6 +1,6 @@
-"""FlashAttention from other projects: versions 3 and 2 with vLLM's extensions, and torch's version 2.
+"""FlashAttention from other projects: version 3 with vLLM's extensions, and torch's version 2.
 
-All read tables as they are here. vLLM's operators are called themselves: their Python wrapper imports all of vLLM.
+Both read tables as they are here. vLLM's operator is called itself: its Python wrapper imports all of vLLM.
 """
 
 import inspect
@@ -15,17 +15,17 @@ from torch import Tensor
 from kernels.paged import Attention, KvShape, LayerCache
 from kernels.tables import TableStep
 
-LIBRARY, LIBRARY2 = "_vllm_fa3_C", "_vllm_fa2_C"
-AMPERE, HOPPER = 8, 9  # compute capabilities
+LIBRARY = "_vllm_fa3_C"
+HOPPER = 9  # compute capability
 TYPES = (torch.bfloat16, torch.float16)
-VARLEN_BLOCK, FLASH2_BLOCK = 256, 16
+VARLEN_BLOCK = 256
 HEAD_STEP, LARGEST_HEAD = 8, 256
 # From this size on, version 3 may read blocks as whole tiles: what lies behind a sequence's end in its last block then
 # counts, and one that is not a number spoils the result.
 WHOLE_TILES = 64
 
 # Versions differ in what they take and in its order, but not in what these mean. What else there is may be left out.
-COMMON = {"q", "k", "v", "cu_seqlens_q", "seqused_k", "max_seqlen_q", "max_seqlen_k", "softmax_scale"}
+COMMON = {"q", "k", "v", "cu_seqlens_q", "seqused_k", "max_seqlen_q", "max_seqlen_k", "softmax_scale", "page_table"}
 CONSTANTS: dict[str, Any] = {
     "is_causal": True,
     "window_size_left": -1,
@@ -36,56 +36,34 @@ CONSTANTS: dict[str, Any] = {
     "sm_margin": 0,
     "cp_world_size": 1,
     "cp_rank": 0,
-    "p_dropout": 0.0,
-    "zero_tensors": False,
-    "return_softmax": False,
 }
 
 
-class FlashAttention2(Attention[TableStep]):
-    """An operator of vLLM's libraries, called once for all rows: a decoding row is a prefill of one row."""
+class FlashAttention3(Attention[TableStep]):
+    """The operator of vLLM's library, called once for all rows: a decoding row is a prefill of one row."""
 
-    name = "flash2"
-    tables = "block_table"  # versions name them differently
-    starts_of_keys: tuple[str, ...] = ("cu_seqlens_k",)  # wanted, and not read where lengths and tables are given
+    name = "flash3"
 
     def __init__(self, operator: Any) -> None:
         """Raise RuntimeError if this is no operator that can be called here."""
         self._operator = operator
-        self._others = others_of(operator, COMMON | {self.tables, *self.starts_of_keys})
+        self._others = others_of(operator, COMMON)
 
     def attend(self, queries: Tensor, cache: LayerCache, step: TableStep) -> Tensor:
-        return self.call(queries, cache, step, step.starts, max(1, step.longest_prefill))
-
-    def call(
-        self, queries: Tensor, cache: LayerCache, step: TableStep, starts: Tensor | None, longest_rows: int | None
-    ) -> Tensor:
-        """Without starts each sequence has one row: [sequences, 1, heads, head_dim]."""
+        # Without starts each sequence has one row: [sequences, 1, heads, head_dim].
         results: list[Tensor] = self._operator(
-            q=queries,
+            q=queries if step.prefilling else queries.unsqueeze(1),
             k=cache.keys,
             v=cache.values,
-            cu_seqlens_q=starts,
+            cu_seqlens_q=step.starts if step.prefilling else None,
             seqused_k=step.lengths,
-            max_seqlen_q=longest_rows,
+            max_seqlen_q=max(1, step.longest_prefill) if step.prefilling else None,
             max_seqlen_k=step.longest,
             softmax_scale=queries.shape[-1] ** -0.5,
-            **{self.tables: step.tables},
-            **dict.fromkeys(self.starts_of_keys, starts),
+            page_table=step.tables,
             **self._others,
         )
-        return results[0]
-
-
-class FlashAttention3(FlashAttention2):
-    name = "flash3"
-    tables = "page_table"
-    starts_of_keys = ()
-
-    def attend(self, queries: Tensor, cache: LayerCache, step: TableStep) -> Tensor:
-        if step.prefilling:
-            return super().attend(queries, cache, step)
-        return self.call(queries.unsqueeze(1), cache, step, None, None).squeeze(1)
+        return results[0].flatten(0, -3)
 
 
 def others_of(operator: Any, given: set[str]) -> dict[str, Any]:
@@ -111,55 +89,28 @@ def own_flash3(shape: KvShape) -> FlashAttention3:
     function = import_module("vllm_flash_attn").flash_attn_varlen_func
     if "seqused_k" not in inspect.signature(function).parameters:
         raise RuntimeError("this vllm_flash_attn takes no seqused_k; build one of 2025 or later")
-    return FlashAttention3(_operator(LIBRARY, "fwd"))
+    return FlashAttention3(_operator())
 
 
 def flash3_of_vllm(shape: KvShape) -> FlashAttention3:
     """FlashAttention 3 from the library inside an installed vllm, without importing vllm."""
     _check_flash3(shape)
-    _load_of_vllm(LIBRARY)
-    return FlashAttention3(_operator(LIBRARY, "fwd"))
-
-
-def own_flash2(shape: KvShape) -> FlashAttention2:
-    """FlashAttention 2 from an installed `vllm_flash_attn`."""
-    _check_flash2(shape)
-    import_module("vllm_flash_attn")
-    return FlashAttention2(_operator(LIBRARY2, "varlen_fwd"))
-
-
-def flash2_of_vllm(shape: KvShape) -> FlashAttention2:
-    """FlashAttention 2 from the library inside an installed vllm, without importing vllm."""
-    _check_flash2(shape)
-    _load_of_vllm(LIBRARY2)
-    return FlashAttention2(_operator(LIBRARY2, "varlen_fwd"))
-
-
-def _load_of_vllm(library: str) -> None:
     found = find_spec("vllm")
     folders = found.submodule_search_locations if found else None
     if not folders:
         raise ImportError("vllm is not installed")
-    libraries = [path for folder in folders for path in Path(folder, "vllm_flash_attn").glob(f"{library}*.so")]
+    libraries = [path for folder in folders for path in Path(folder, "vllm_flash_attn").glob(f"{LIBRARY}*.so")]
     if not libraries:
-        raise ImportError(f"this vllm has no {library}; install one for CUDA")
+        raise ImportError(f"this vllm has no {LIBRARY}; install one for CUDA")
     torch.ops.load_library(libraries[0])
+    return FlashAttention3(_operator())
 
 
-def _operator(library: str, name: str) -> Any:
-    namespace = getattr(torch.ops, library)
-    if not hasattr(namespace, name):
-        raise RuntimeError(f"torch.ops.{library} has no {name}; it was built without this version of FlashAttention")
-    return getattr(namespace, name)
-
-
-def _check_flash2(shape: KvShape) -> None:
-    _check_shape("FlashAttention 2", shape)
-    if shape.block_size % FLASH2_BLOCK:
-        raise RuntimeError(f"FlashAttention 2 wants a block size that {FLASH2_BLOCK} divides, not {shape.block_size}")
-    major, minor = torch.cuda.get_device_capability()
-    if major < AMPERE:
-        raise RuntimeError(f"FlashAttention 2 needs compute capability {AMPERE}.0; this device has {major}.{minor}")
+def _operator() -> Any:
+    namespace = getattr(torch.ops, LIBRARY)
+    if not hasattr(namespace, "fwd"):
+        raise RuntimeError(f"torch.ops.{LIBRARY} has no fwd; it was built without this version of FlashAttention")
+    return namespace.fwd
 
 
 def _check_flash3(shape: KvShape) -> None:

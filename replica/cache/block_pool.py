@@ -36,7 +36,7 @@ from replica.cache.contents import Contents
 from replica.cache.free_queue import FreeQueue
 from replica.cache.lower import LowerTiers
 from replica.cache.names import NO_MATCH, NO_PART, NOBODY, Match, Names, PartialBlock, Slots
-from replica.cache.retention import Mark, Retention
+from replica.cache.retention import Retention
 from replica.messages import PoolSnapshot
 
 MEDIUM = "GPU"
@@ -150,12 +150,8 @@ class BlockPool:
         if hits:
             self.touch(hits)
         if new > self._queue.length:
-            # Let so many retained blocks be handed out; their marks are kept for when they come back.
-            slots = self.retention.first_to_go(new - self._queue.length)
-            if self.lower is not None:
-                identities = self._contents.many_identities[slots].tolist()
-                self.lower.past_marks.add(identities, self.retention.marks(slots))
-            self._queue.append(self.retention.end(slots))
+            # Let so many retained blocks be handed out.
+            self._queue.append(self.retention.end(self.retention.first_to_go(new - self._queue.length)))
         blocks = self._queue.pop(new)
         slots = np.array(blocks, np.intp)
         self._many_references[slots] = 1
@@ -176,8 +172,6 @@ class BlockPool:
         if rescued and self.retention.idle:
             rescued = self.retention.use(np.array(rescued, np.intp)).tolist()
         self._queue.remove(rescued)
-        if rescued and self.lower is not None:
-            self._retain_again(self.lower, rescued)
 
     def release(self, blocks: Sequence[int]) -> None:
         """One user less for each; the tail of the request goes first, because its head is the likelier to be shared."""
@@ -201,27 +195,9 @@ class BlockPool:
         """Give these named blocks up last, until nobody has used them for so long; they are in use now."""
         self._queue.append(self.retention.mark(np.array(blocks, np.intp), tenant, ttl_s))
 
-    def end_retention(self, blocks: Sequence[int], lower: Sequence[int] = ()) -> None:
-        """Let these be blocks like any other, and what these slots of lower media hold, when it comes back."""
+    def end_retention(self, blocks: Sequence[int]) -> None:
+        """Let these be blocks like any other."""
         self._queue.append(self.retention.end(np.array(blocks, np.intp)))
-        if self.lower is not None:
-            self._take_marks(self.lower, [*blocks, *lower])
-
-    def _retain_again(self, lower: LowerTiers, blocks: Sequence[int]) -> None:
-        """Mark those of these blocks, now in use, that were given up before the time of their mark was over."""
-        if not lower.past_marks:
-            return
-        # A tail has no identity: that of its slot is of what was there before.
-        blocks = [block for block in blocks if self._contents.filled[block] == self.block_size]
-        again: dict[tuple[str | None, float], list[int]] = {}
-        for block, mark in zip(blocks, self._take_marks(lower, blocks), strict=True):
-            if mark is not None:
-                again.setdefault((mark.tenant, mark.ttl_s), []).append(block)
-        for (tenant, ttl_s), own in again.items():
-            self.retain(own, tenant, ttl_s)
-
-    def _take_marks(self, lower: LowerTiers, slots: Sequence[int]) -> list[Mark | None]:
-        return lower.past_marks.take([self._contents.identity[slot] for slot in slots], self.retention.now_s)
 
     def count_retained(self, blocks: Sequence[int]) -> int:
         retention = self.retention
@@ -274,7 +250,6 @@ class BlockPool:
         if self.lower is not None:
             line = np.array(blocks[max(0, start - 1) : end], np.intp)
             contents.followed(line[:-1], contents.many_identities[line[1:]])
-            self._retain_again(self.lower, blocks[start:end])
             if self.lower.disk is not None:  # a crash would take what only the pool has
                 slots = np.array(blocks[start:end], np.intp)[~np.isin(range(start, end), copies)]
                 self.lower.save_early(slots, names.many_keys[slots])

@@ -71,6 +71,10 @@ class Chain:
             block = self.tokens[-self.block_size :].tobytes()
             self.keys.extend(extend_keys(self.keys[-1] if self.keys else self.root, block, self.block_size, own))
 
+    def tokens_of(self, index: int) -> bytes:
+        """The tokens of block `index`, packed."""
+        return self.tokens[index * self.block_size : (index + 1) * self.block_size].tobytes()
+
     def parent_key(self, index: int) -> int | None:
         """The key before block `index`; None at the start."""
         return self.keys[index - 1] if index else None

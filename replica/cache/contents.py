@@ -74,11 +74,10 @@ class Contents:
 
     def is_same(self, slot: int, chain: Chain, index: int) -> bool:
         """Compare the slot with the chain's block `index`, which has the same key and follows the chain's identity."""
-        tokens = chain.tokens[index * self.block_size : (index + 1) * self.block_size]
         return (
             self.parent[slot] == chain.identity
             and self.exact.get(slot) == chain.exact.get(index)
-            and self.tokens[slot].tobytes() == tokens.tobytes()
+            and self.tokens[slot].tobytes() == chain.tokens_of(index)
         )
 
     def identify(self, chain: Chain, slots: Slots, known: NDArray[np.int64]) -> None:

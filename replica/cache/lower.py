@@ -19,10 +19,8 @@ from replica.cache.chain import Chain
 from replica.cache.contents import NOT_NAMED, SEVERAL, Contents, Origin
 from replica.cache.moves import Load, Save, Write, Written
 from replica.cache.names import NOBODY, Keys, Slots
-from replica.cache.retention import PastMarks
 from replica.cache.tier import Tier
-from replica.disk.record import Record
-from replica.disk.recovery import Recovered, Recovery
+from replica.disk.record import Record, Recovered, Recovery
 
 HOST = "CPU"
 DISK = "STORAGE"
@@ -52,7 +50,6 @@ class LowerTiers:
         self.tiers = [self.host] if self.disk is None else [self.host, self.disk]
         self.unsaved = 0  # blocks given up for good, as every slot was held
         self.unwritten = 0  # blocks that the disk was too slow for
-        self.past_marks = PastMarks(host_slots + disk_slots)
         self._contents = contents
         self._saves: list[Save] = []
         self._erasures: set[int] = set()
@@ -274,7 +271,6 @@ class LowerTiers:
     def clear(self) -> None:
         """Forget everything; the contents, and the disk itself, are cleared elsewhere, after this."""
         self._erasures.clear()
-        self.past_marks.clear()
         for tier in self.tiers:
             tier.clear()
 

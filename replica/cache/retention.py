@@ -12,9 +12,7 @@ marks. To mark more, it loses those of its own that would end soonest, and never
 the time.
 """
 
-from collections.abc import Sequence
 from math import inf
-from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -25,12 +23,6 @@ from replica.cache.names import Slots
 AT_ONCE = 32  # blocks to give up under pressure: finding the oldest looks at all
 
 NO_BLOCKS = np.zeros(0, np.intp)
-
-
-class Mark(NamedTuple):
-    tenant: str | None
-    ttl_s: float
-    deadline_s: float
 
 
 class Tenant(Struct):
@@ -113,11 +105,6 @@ class Retention:
         """So many idle blocks or a few more, first those whose marks would end soonest."""
         return self.order()[: max(count, self.at_once)]
 
-    def marks(self, slots: Slots) -> list[Mark]:
-        """The marks of idle blocks."""
-        tenants = [self._names[number] for number in self._owner[slots].tolist()]
-        return list(map(Mark, tenants, self._ttl_s[slots].tolist(), self._deadline_s[slots].tolist()))
-
     def expire(self, now_s: float) -> Slots:
         """Tell the time; return the blocks whose time is over, which are no longer marked."""
         self.now_s = now_s
@@ -177,32 +164,3 @@ class Retention:
             assert own.marks == count, f"a tenant has {count} marks, {own.marks} are counted"
             assert 0 < count <= self.tenant_limit, f"a tenant has {count} marks, of {self.tenant_limit} at most"
         assert sum(own.marks for own in self._tenants.values()) == self.marked, "a mark is nobody's"
-
-
-class PastMarks:
-    """The marks of retained blocks that the pool gave up, by identity, for when their contents are used again.
-
-    They go in the order in which they came. So do the contents below the pool: `limit` is one for each slot.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self._marks: dict[int, Mark] = {}
-
-    def __len__(self) -> int:
-        return len(self._marks)
-
-    def add(self, identities: Sequence[int], marks: Sequence[Mark]) -> None:
-        for identity, mark in zip(identities, marks, strict=True):
-            self._marks.pop(identity, None)
-            self._marks[identity] = mark
-        while len(self._marks) > self.limit:
-            del self._marks[next(iter(self._marks))]
-
-    def take(self, identities: Sequence[int], now_s: float) -> list[Mark | None]:
-        """Forget the marks of these contents; return each one whose time is not over."""
-        marks = [self._marks.pop(identity, None) for identity in identities]
-        return [mark if mark is not None and mark.deadline_s > now_s else None for mark in marks]
-
-    def clear(self) -> None:
-        self._marks.clear()

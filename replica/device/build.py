@@ -9,8 +9,7 @@ from typing import NamedTuple
 from replica.cache.chain import Chain
 from replica.config import EngineConfig
 from replica.device.accelerator import Accelerator, Span
-from replica.device.graph_sizes import decode_sizes, mixed_sizes
-from replica.device.orders import Limits, Size
+from replica.device.orders import Limits, Size, decode_sizes, mixed_sizes
 from replica.device.parts import Parts, limits_of, load
 from replica.device.runner import DeviceRunner
 from replica.device.steps import Steps
@@ -21,7 +20,6 @@ from replica.model.config import ModelConfig
 from replica.model.progress import progress_of
 from replica.model.ranks import ALONE, Ranks
 from replica.model.sizing import GIGABYTE, blocks_in, kv_memory
-from replica.parallel.shares import WHOLE
 from replica.runners.request import Request
 
 log = logging.getLogger(__name__)
@@ -40,7 +38,6 @@ class Needs(NamedTuple):
 class Team:
     """The processes that compute the model: here this one alone."""
 
-    share = WHOLE
     ranks: Ranks = ALONE
 
     def wait_loaded(self, adapters: Adapters) -> None:
@@ -56,7 +53,7 @@ class Team:
 
 def build_with(config: EngineConfig, accelerator: Accelerator, team: Team) -> DeviceRunner:
     before = accelerator.memory()
-    parts = load(config, accelerator, team.share, team.ranks)
+    parts = load(config, accelerator, team.ranks)
     team.wait_loaded(parts.model.adapters)
     # Plain torch computes with as many tokens as there may be: in a graph it always would.
     has_graphs = config.graphs and parts.attention.name != "torch"

@@ -9,20 +9,25 @@ from api.process.own_folder import OwnFolder
 from replica.config import EngineConfig
 from replica.device.accelerator import Accelerator, Span
 from replica.device.build import Team, build_with
-from replica.device.collectives import NCCL, DeviceGroup
-from replica.device.orders import Build, Capture, Load, Measure, Meet, Order, decode_measured
+from replica.device.followers import NOTICED_AFTER_S, Followers
+from replica.device.orders import (
+    Build,
+    Capture,
+    Load,
+    Logits,
+    Measure,
+    Meet,
+    Order,
+    decode_answer,
+    decode_measured,
+)
 from replica.device.parts import Parts
-from replica.device.ranks_memory import Lane, RanksMemory
+from replica.device.ranks import NCCL, DeviceGroup, LeadingRanks, RankLostError
 from replica.device.runner import DeviceRunner
 from replica.device.steps import Computed, Steps
 from replica.lora.adapter import Adapters
 from replica.model.config import read_config
-from replica.parallel.adapters import OthersAdapters, refuse_other_files
-from replica.parallel.followers import NOTICED_AFTER_S, Followers, Start
-from replica.parallel.group import RankLostError
-from replica.parallel.messages import Logits, decode_answer
-from replica.parallel.ranks import LeadingRanks
-from replica.parallel.shares import OPTION, Share, refuse_what_does_not_divide
+from replica.model.shares import OPTION, Share, refuse_what_does_not_divide
 
 PROGRAM = "replica.device.follower"
 
@@ -43,49 +48,45 @@ def lead_with(
     """Start the followers, and load what each of them computes."""
     leader = Leader(config, accelerator, program, backend)
     try:
-        runner = build_with(config, accelerator, leader)
+        return build_with(config, accelerator, leader)
     except BaseException:
         leader.close()
         raise
-    runner.adapters.others = OthersAdapters(leader.followers)
-    return runner
 
 
 class Leader(Team):
     def __init__(self, config: EngineConfig, accelerator: Accelerator, program: str, backend: str) -> None:
         """Start the followers, and wait until all have met. ValueError, OSError: they cannot."""
-        model_config, self.share = read_config(Path(config.model_path)), Share(0, config.tensor_parallel_size)
-        refuse_what_does_not_divide(model_config, self.share.size)
-        part_bytes = config.block_size * self.share.own(model_config).kv_bytes_per_token(config.dtype)
+        model_config, share = read_config(Path(config.model_path)), Share(0, config.tensor_parallel_size)
+        refuse_what_does_not_divide(model_config, share.size)
         with ExitStack() as undo:
             self._folder = undo.enter_context(closing(OwnFolder("warmroute-ranks-")))
-            self._lanes = [undo.enter_context(closing(Lane(self.share.size - 1, part_bytes))) for _ in range(2)]
-            ends = zip(*(lane.ends for lane in self._lanes), strict=True)
-            starts = [Start(Load(config, rank, *both), [*both[0], *both[1]]) for rank, both in enumerate(ends, start=1)]
+            starts = [Load(config, rank) for rank in range(1, share.size)]
             self.followers = undo.enter_context(closing(Followers(program, starts)))
-            for lane in self._lanes:
-                lane.give()
             self.followers.watch(NOTICED_AFTER_S)  # who waits for the others to meet hears of nothing else
             self.followers.answers(decode_answer)
             file = self._folder.path / "meeting"
             self.followers.tell(Meet(str(file)))
             try:
-                self._group = DeviceGroup(self.share, file, accelerator, backend)
+                self._group = DeviceGroup(share, file, accelerator, backend)
             except RuntimeError as error:
-                raise OSError(f"the engine's {self.share.size} ranks cannot meet: {error}") from error
+                raise OSError(f"the engine's {share.size} ranks cannot meet: {error}") from error
             undo.pop_all()
-        self.ranks = LeadingRanks(self.share, model_config, self._group, lambda rows: self.followers.tell(Logits(rows)))
+        self.ranks = LeadingRanks(share, model_config, self._group, lambda rows: self.followers.tell(Logits(rows)))
 
     def wait_loaded(self, adapters: Adapters) -> None:
-        refuse_other_files(adapters, self.followers.answers(decode_answer))
+        for other in self.followers.answers(decode_answer):
+            for name, adapter in adapters.loaded.items():
+                if other.adapters[name] != adapter.digest:
+                    raise ValueError(f"the files of the adapter {name!r} changed while they were read; try again")
         self.followers.patience_s = 0.0
 
     def runner(self, parts: Parts, config: EngineConfig, accelerator: Accelerator, blocks: int) -> DeviceRunner:
         self.followers.tell(Build(blocks))
-        steps, memory = parts.with_kv(blocks, config, accelerator, LeadingSteps)
+        steps, _ = parts.with_kv(blocks, config, accelerator, LeadingSteps)
         steps.leader = self
         self.followers.answers(decode_answer)
-        return DeviceRunner(steps, RanksMemory(memory, *self._lanes))
+        return DeviceRunner(steps)
 
     def spans(self) -> list[Span]:
         self.followers.tell(Measure())
@@ -95,8 +96,6 @@ class Leader(Team):
         self.followers.close()
         self._group.close()
         self._folder.close()
-        for lane in self._lanes:
-            lane.close()
 
 
 class LeadingSteps(Steps):

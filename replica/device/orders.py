@@ -10,12 +10,12 @@ Build                  ->                         take so many blocks of KV
 Capture, Order, Logits ->                         take part in their collectives
 Measure                ->
                        <-           Measured
-ReadAdapter, AddAdapter, DropAdapter               as in `replica.parallel.messages`
 
 A step is an order, on one device, too: all that has to be told to compute it. It names no requests, and holds numbers
 of the host only.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -27,8 +27,6 @@ from kernels.spans import Copy
 from replica.config import EngineConfig
 from replica.device.accelerator import Span
 from replica.device.inputs import Counts
-from replica.device.ranks_memory import End
-from replica.parallel.messages import Failed, Logits, OfAdapters
 
 
 class Size(NamedTuple):
@@ -81,8 +79,6 @@ class Capture(Struct, tag=True, array_like=True):
 class Load(Struct, tag=True, array_like=True):
     config: EngineConfig
     rank: int
-    reads: End
-    writes: End
 
 
 class Meet(Struct, tag=True, array_like=True):
@@ -101,7 +97,53 @@ class Measured(Struct, tag=True, array_like=True):
     span: Span
 
 
-ToFollower: TypeAlias = Load | Meet | Build | Order | Capture | Logits | Measure | OfAdapters
+class Logits(Struct, tag=True, array_like=True):
+    """Compute the logits of so many rows, which the engine broadcasts."""
 
+    rows: int
+
+
+class Ready(Struct, tag=True, array_like=True):
+    adapters: dict[str, str] = {}  # adapters that were named at the start, and the digests of their files
+
+
+class Failed(Struct, tag=True, array_like=True):
+    message: str
+
+
+ToFollower: TypeAlias = Load | Meet | Build | Order | Capture | Logits | Measure
+
+encode = msgspec.msgpack.Encoder().encode
 decode_order = msgspec.msgpack.Decoder(ToFollower).decode
+decode_answer = msgspec.msgpack.Decoder(Ready | Failed).decode
 decode_measured = msgspec.msgpack.Decoder(Measured | Failed).decode
+
+
+# ---- sizes that graphs are captured for: a step takes the smallest one it fits in
+
+# Those in which all decode are measured in requests, and those with prompts in rows. Where a step keeps the GPU busy
+# for longer than the host takes to launch its kernels, no graph is needed, and rows that fill it up would cost time.
+SMALLEST = (1, 2, 4, 8)
+EVERY = 8  # up to EVEN, then twice as far apart
+EVEN = 256
+MIXED = (16, *range(32, 256, 32), *range(256, 512, 64), *range(512, 1024, 128), *range(1024, 2048, 256), 2048)
+LEAST_MIXED, MAX_MIXED = 512, 2048  # rows of the largest
+WORK = 5 * 10**10  # parameters of a layer times rows, for which a GPU takes as long as the host for a layer's launches
+MIXED_PROMPTS = 8  # the most in a step: a graph's kernels look at all that it has room for
+
+
+def decode_sizes(largest: int) -> tuple[int, ...]:
+    sizes = (*SMALLEST, *range(2 * EVERY, EVEN + 1, EVERY), *range(EVEN + 2 * EVERY, largest, 2 * EVERY))
+    return (*(size for size in sizes if size < largest), largest)
+
+
+def mixed_sizes(rows: int, layer: int) -> tuple[int, ...]:
+    """The sizes of steps with prompts, of at most so many rows, for a layer of so many parameters."""
+    largest = min(rows, max(LEAST_MIXED, min(MAX_MIXED, WORK // layer)))
+    return (*(size for size in MIXED if size < largest), largest)
+
+
+def size_for(sizes: tuple[int, ...], wanted: int) -> int | None:
+    """None: more than the largest."""
+    place = bisect_left(sizes, wanted)
+    return sizes[place] if place < len(sizes) else None

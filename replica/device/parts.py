@@ -15,10 +15,10 @@ from replica.device.accelerator import Accelerator, Wait
 from replica.device.memory import DeviceMemory
 from replica.device.orders import Limits
 from replica.device.steps import Draw, Steps
-from replica.model.config import read_config
+from replica.model.config import ModelConfig, read_config
 from replica.model.ranks import Ranks
-from replica.parallel.shares import Share
-from replica.parallel.weights import load_share
+from replica.model.shares import WHOLE, Share, parts_of
+from replica.model.weights import Weights
 from replica.transformer import Transformer
 
 log = logging.getLogger(__name__)
@@ -40,17 +40,22 @@ class Parts(NamedTuple):
         return made, DeviceMemory(kv, accelerator)
 
 
-def load(config: EngineConfig, accelerator: Accelerator, share: Share, ranks: Ranks) -> Parts:
+def load(config: EngineConfig, accelerator: Accelerator, ranks: Ranks) -> Parts:
     """Choose the kernels, and load this rank's share of the model and of the adapters that are named at the start."""
-    model_config = read_config(Path(config.model_path))
+    folder, dtype, share = Path(config.model_path), getattr(torch, config.dtype), ranks.share
+    model_config = read_config(folder)
     own = share.own(model_config)
-    shape = KvShape(getattr(torch, config.dtype), config.block_size, own.head_dim, own.num_heads // own.num_kv_heads)
+    shape = KvShape(dtype, config.block_size, own.head_dim, own.num_heads // own.num_kv_heads)
     choice = choose(config.attention, "cuda", shape)
     if not share.rank:
         for name, reason in choice.passed.items():
             log.warning("attention %s cannot be used: %s", name, reason)
     pointwise, draw = kernels_for(choice, shape)
-    model = load_share(config, model_config, share, ranks, pointwise, Uploads(accelerator).send)
+    with Weights(folder, dtype, Uploads(accelerator).send, shows_progress=not share.rank) as weights:
+        source = weights if share == WHOLE else SharedWeights(weights, model_config, share)
+        model = Transformer(model_config, source, config.max_model_len, pointwise, ranks)
+        weights.finish()
+    model.adapters.load_named(config)
     return Parts(model, choice.attention, draw)
 
 
@@ -117,3 +122,25 @@ class Uploads:
             target[begin : begin + len(piece)].copy_(host, non_blocking=True)
             self._waits[0] = self._accelerator.mark()
         return sent
+
+
+class SharedWeights:
+    """Reads only this rank's part of each tensor; `take` is given the shape of the part."""
+
+    def __init__(self, weights: Weights, config: ModelConfig, share: Share) -> None:
+        self._weights = weights
+        self._share = share
+        self._rows, self._columns = parts_of(config, share)
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        *_, module, kind = name.split(".")
+        if module in self._rows:
+            part, whole = self._rows[module]
+            return self._weights.take_part(name, (whole, *shape[1:]), (part,))
+        if module in self._columns and kind == "bias":  # added once
+            bias = self._weights.take(name, *shape)
+            return torch.zeros_like(bias) if self._share.rank else bias
+        if module in self._columns:
+            part, whole = self._columns[module]
+            return self._weights.take_part(name, (shape[0], whole), (slice(None), part))
+        return self._weights.take(name, *shape)

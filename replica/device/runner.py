@@ -13,14 +13,12 @@ from torch import Tensor
 
 from kernels.adapters import ROOM, Cut, cut
 from replica.device.accelerator import Accelerator
-from replica.device.block_tables import BlockTables, Numbers
-from replica.device.inputs import Counts, packed
+from replica.device.inputs import BlockTables, Counts, Numbers, packed
 from replica.device.orders import Capture, Order, Size
 from replica.device.steps import Steps
 from replica.messages import TokenLogprobs
-from replica.runners.block_memory import BlockMemory
 from replica.runners.request import Scheduled
-from replica.runners.runner import Finish, SampledToken
+from replica.runners.runner import BlockMemory, Finish, SampledToken
 from replica.runners.sampling import (
     GREEDY_BELOW,
     bits_of,

@@ -16,10 +16,8 @@ from kernels.paged import Attention, LayerCache
 from kernels.spans import Copy
 from kernels.tables import Mixed, TableStep
 from replica.device.accelerator import Accelerator, Replay
-from replica.device.block_tables import DeviceTables
-from replica.device.graph_sizes import MIXED_PROMPTS, size_for
-from replica.device.inputs import Inputs, Staging
-from replica.device.orders import Capture, Limits, Order, Size
+from replica.device.inputs import DeviceTables, Inputs, Staging
+from replica.device.orders import MIXED_PROMPTS, Capture, Limits, Order, Size, size_for
 from replica.lora.adapter import Changing
 from replica.lora.slots import Slots, SlottedRows
 from replica.transformer import Transformer

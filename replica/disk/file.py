@@ -4,20 +4,106 @@ The tier decides which slot to use, and may overwrite a record without erasing i
 writes is needed: whatever is torn does not fit its checksum, and is never taken for a block's KV.
 """
 
+import errno
 import logging
+import mmap
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeAlias
 
+import numpy as np
 from xxhash import xxh3_128_digest
 
 from replica.disk.folder import DiskFolder
-from replica.disk.page_io import CLOSED, PageIO, read_all, write_all
-from replica.disk.record import GROUP_SLOTS, PAGE, FileLayout, Head, Header, Record, file_fingerprint
-from replica.disk.recovery import Recovered, Recovery, findable
+from replica.disk.record import (
+    GROUP_SLOTS,
+    PAGE,
+    FileLayout,
+    Header,
+    Record,
+    Recovered,
+    Recovery,
+    file_fingerprint,
+    findable,
+)
 from replica.messages import DiskCounters
+
+Move: TypeAlias = Callable[[int, memoryview, int], None]  # by descriptor, to or from an offset
+
+CLOSED = -1  # no descriptor: a late call fails, and never reaches a file that got the same number
+
+
+class PageIO:
+    """Payloads of one file. Safe in several threads, as long as they use different offsets."""
+
+    def __init__(self, cached: int, direct: int | None, stride: int) -> None:
+        self._cached = cached
+        self._direct = direct  # the same file opened again, with O_DIRECT
+        self._stride = stride
+        self._scratch: list[mmap.mmap] = []  # aligned buffers that nobody uses now
+
+    def write(self, payload: memoryview, offset: int) -> None:
+        self._move(write_all, payload, offset)
+
+    def read(self, into: memoryview, offset: int) -> None:
+        self._move(read_all, into, offset)
+
+    def close(self) -> None:
+        """Close what only this uses; `cached` is the caller's."""
+        if self._direct is not None:
+            os.close(self._direct)
+        self._direct, self._cached = None, CLOSED
+
+    def _move(self, move: Move, view: memoryview, offset: int) -> None:
+        if self._direct is not None:
+            try:
+                self._move_direct(self._direct, move, view, offset)
+            except OSError as error:
+                # Some file systems take O_DIRECT when a file is opened and refuse it later.
+                if error.errno != errno.EINVAL:
+                    raise
+                self._direct = None
+                log.info("the file system refuses direct I/O (%s); the page cache is used", error)
+            else:
+                return
+        move(self._cached, view, offset)
+        os.posix_fadvise(self._cached, offset, self._stride, os.POSIX_FADV_DONTNEED)
+
+    def _move_direct(self, direct: int, move: Move, view: memoryview, offset: int) -> None:
+        address: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
+        if not (address % PAGE or len(view) % PAGE):
+            move(direct, view, offset)
+            return
+        try:
+            buffer = self._scratch.pop()
+        except IndexError:
+            buffer = mmap.mmap(-1, self._stride)
+        try:
+            buffer[: len(view)] = view
+            move(direct, memoryview(buffer), offset)
+            if move is read_all:
+                view[:] = memoryview(buffer)[: len(view)]
+        finally:
+            self._scratch.append(buffer)
+
+
+def write_all(descriptor: int, payload: memoryview, offset: int) -> None:
+    while payload:
+        written = os.pwrite(descriptor, payload, offset)
+        payload, offset = payload[written:], offset + written
+
+
+def read_all(descriptor: int, into: memoryview, offset: int) -> None:
+    """OSError also where the file ends too early."""
+    while into:
+        count = os.preadv(descriptor, [into], offset)
+        if not count:
+            raise OSError(errno.ENODATA, "the file was cut off")
+        into, offset = into[count:], offset + count
+
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +130,9 @@ def open_disk_file(folder: Path, *, kv_layout: str, block_size: int, payload_byt
 def _generation(path: Path, descriptor: int, layout: FileLayout, fingerprint: bytes) -> int:
     """The generation that the file's head gives, or a new one in a new head."""
     page = os.pread(descriptor, PAGE, 0)
-    head = layout.decode_head(page)
-    if head is not None and head.fingerprint == fingerprint:
-        return head.generation
+    generation = layout.generation_in(page, fingerprint)
+    if generation is not None:
+        return generation
     if any(page):
         log.warning("%s has a damaged head, so it is used as an empty file", path)
     return _renew(descriptor, layout, fingerprint)
@@ -55,7 +141,7 @@ def _generation(path: Path, descriptor: int, layout: FileLayout, fingerprint: by
 def _renew(descriptor: int, layout: FileLayout, fingerprint: bytes) -> int:
     """Write a head of a new generation, for which all records of others are void."""
     generation = secrets.randbits(64)
-    write_all(descriptor, memoryview(layout.encode_head(Head(fingerprint, generation))), 0)
+    write_all(descriptor, memoryview(layout.encode_head(fingerprint, generation)), 0)
     os.fdatasync(descriptor)
     return generation
 

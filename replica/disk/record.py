@@ -9,6 +9,7 @@ one page for each record. A file keeps its records when it grows or shrinks, bec
 """
 
 import struct
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from msgspec import msgpack
@@ -44,13 +45,6 @@ class Record(NamedTuple):
 class Header(NamedTuple):
     record: Record
     digest: bytes  # xxh3_128 of the payload
-
-
-class Head(NamedTuple):
-    """`generation` seeds the checksum of every header: headers of another generation are not valid."""
-
-    fingerprint: bytes
-    generation: int
 
 
 def file_fingerprint(kv_layout: str, block_size: int, payload_bytes: int) -> bytes:
@@ -91,28 +85,20 @@ class FileLayout:
     def file_bytes(self, num_slots: int) -> int:
         return self.payload_offset(num_slots - 1) + self.stride
 
-    def num_slots(self, file_bytes: int) -> int:
-        """The most slots of a file that is not larger than this."""
-        groups, rest = divmod(max(0, file_bytes - PAGE), self.group_bytes)
-        return groups * GROUP_SLOTS + max(0, rest - self.table_bytes) // self.stride
-
     # ---- bytes
 
-    def encode_head(self, head: Head) -> bytes:
-        """One page."""
-        text = _HEAD.pack(MAGIC, VERSION, self.block_size, self.payload_bytes, head.generation, head.fingerprint)
+    def encode_head(self, fingerprint: bytes, generation: int) -> bytes:
+        """One page. The generation seeds the checksum of every header: those of another generation are not valid."""
+        text = _HEAD.pack(MAGIC, VERSION, self.block_size, self.payload_bytes, generation, fingerprint)
         return (text + _CHECKSUM.pack(xxh3_64_intdigest(text))).ljust(PAGE, b"\0")
 
-    def decode_head(self, page: bytes) -> Head | None:
-        """None for a head that is torn, or of another version or geometry."""
+    def generation_in(self, page: bytes, fingerprint: bytes) -> int | None:
+        """None for a head that is torn, or of another version, geometry or fingerprint."""
         if len(page) < _HEAD.size + _CHECKSUM.size:
             return None
-        magic, version, block_size, payload_bytes, generation, fingerprint = _HEAD.unpack_from(page)
-        [checksum] = _CHECKSUM.unpack_from(page, _HEAD.size)
-        expected = (MAGIC, VERSION, self.block_size, self.payload_bytes, xxh3_64_intdigest(page[: _HEAD.size]))
-        if (magic, version, block_size, payload_bytes, checksum) != expected:
-            return None
-        return Head(fingerprint, generation)
+        generation: int = _HEAD.unpack_from(page)[4]
+        head = self.encode_head(fingerprint, generation)[: _HEAD.size + _CHECKSUM.size]
+        return generation if page.startswith(head) else None
 
     def encode_header(self, header: Header, generation: int) -> bytes:
         """ValueError for a record that does not fit."""
@@ -144,3 +130,32 @@ class FileLayout:
 
 def _round_up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
+
+
+class Recovered(NamedTuple):
+    slot: int
+    record: Record
+
+
+class Recovery(NamedTuple):
+    records: Sequence[Recovered]  # parents before their children
+    last_identity: int  # give new identities above it
+
+
+NOTHING = Recovery((), 0)
+
+
+def findable(found: Iterable[Recovered]) -> Iterator[Recovered]:
+    """Yield one record of each content, parents before their children.
+
+    A lookup walks from the root, so nobody can ever find a record whose parent is missing: the parent's content would
+    get a new identity. Such records are left out.
+    """
+    identities = {0}
+    contents: set[tuple[int, bytes, bytes | None]] = set()
+    for slot, record in sorted(found, key=lambda each: each.record.identity):  # a parent's identity is the lower one
+        content = record.parent, record.tokens, record.exact
+        if record.parent in identities and record.identity not in identities and content not in contents:
+            identities.add(record.identity)
+            contents.add(content)
+            yield Recovered(slot, record)

@@ -286,7 +286,7 @@ class Engine:
             self.pool.retain(blocks, tenant_of(asked.cache_salt), asked.ttl_s)
             self.pool.release(blocks)
         else:
-            self.pool.end_retention(blocks, match.lower)
+            self.pool.end_retention(blocks)
         return PrefixRetained(asked.id, len(blocks), self.pool.count_retained(blocks))
 
     def expire_retention(self) -> None:

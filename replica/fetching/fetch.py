@@ -23,12 +23,12 @@ from replica.fetching.files import (
     OWN,
     FetchFailed,
     File,
+    Files,
     Record,
+    Source,
     amount,
     in_order,
     missing,
-    naming,
-    reading,
     recorded,
     refuse_lost_shards,
     taken_bytes,
@@ -37,7 +37,7 @@ from replica.fetching.files import (
     write_record,
 )
 from replica.fetching.smollm2 import OfTheIndex
-from replica.fetching.sources import Demo, Folder, Source
+from replica.model import demo
 from replica.model.demo import cache_folder
 from replica.model.locate import DEMO, HUB_ID, SMOLLM2, local_folder
 from replica.model.progress import log as progress_log
@@ -48,17 +48,27 @@ WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # some file syst
 Say = Callable[[str], None]
 
 
+class Demo(Source):
+    """The demo model, made here; all but its weights lie in the package."""
+
+    name = f"{DEMO}-{demo.VERSION}"
+
+    def listing(self, known: Record | None) -> tuple[str, Files]:  # noqa: ARG002
+        return "", {name: File(size_bytes) for name, size_bytes in demo.SIZES.items()}
+
+    def gather(self, revision: str, wanted: Files, into: Path) -> None:  # noqa: ARG002
+        if "model.safetensors" in wanted:
+            demo.write_demo(into)
+        else:
+            demo.write_texts(into)
+
+
 def fetch_model(
     model: str, folder: Path, *, tokenizer_only: bool, revision: str | None, say: Say
 ) -> tuple[Record, bool]:
     """Return the folder's record, and whether files had to be fetched. Raise Unusable or FetchFailed."""
     sources = sources_of(model, revision)
-    if isinstance(sources[0], Folder):
-        one, other = sources[0].folder.resolve(), folder.resolve()
-        if one.is_relative_to(other) or other.is_relative_to(one):
-            what = f"{str(folder)!r} and {model!r} lie in each other"
-            raise Unusable(f"{what}; choose another folder to put the files into")
-    with naming(folder):
+    try:
         if (kept := holds(folder, sources, tokenizer_only)) is not None:
             return kept, False
         refuse_others(folder, sources)
@@ -76,6 +86,11 @@ def fetch_model(
                     except FetchFailed as error:
                         failures.append(str(error))
             raise FetchFailed("; ".join(failures))
+    except OSError as error:  # of the file system: the hub's are FetchFailed
+        reason = error.strerror or str(error)
+        where = f" ({error.filename})" if error.filename is not None else ""
+        way_out = "name a folder that can be written to and has room"
+        raise FetchFailed(f"cannot put files into {str(folder)!r}: {reason}{where}; {way_out}") from error
 
 
 def smollm2_folder() -> Path:
@@ -98,20 +113,18 @@ def smollm2_folder() -> Path:
 
 def sources_of(model: str, revision: str | None) -> tuple[Source, ...]:
     """The places of a model; the first that can be reached is used."""
-    with reading(Path(model)):
-        folder = None if model in (DEMO, SMOLLM2) else local_folder(model)
+    if model not in (DEMO, SMOLLM2) and local_folder(model) is not None:
+        raise Unusable(f"{model!r} is a folder already; name it as --model or --model-dir, or copy it")
     if model == DEMO:
         source: Source = Demo()
     elif model == SMOLLM2:
         source = OfTheIndex()
-    elif folder is not None:
-        source = Folder(folder)
     elif HUB_ID.fullmatch(model):
         from replica.fetching.hub import Hub  # huggingface_hub: not needed for the others
 
         return (Hub(model, revision),)
     else:
-        raise Unusable(f"{model!r} is no model; name a folder, a model of the hub such as ORG/NAME, smollm2 or demo")
+        raise Unusable(f"{model!r} is no model; name a model of the hub such as ORG/NAME, smollm2 or demo")
     if revision is not None:
         raise Unusable(f"{model!r} has no revisions, and --revision is {revision!r}; that is for models of the hub")
     if model == SMOLLM2 and find_spec("huggingface_hub") is not None:
@@ -126,7 +139,7 @@ def holds(folder: Path, sources: Sequence[Source], tokenizer_only: bool) -> Reco
     record = recorded(folder)
     if record is None or (record.tokenizer_only and not tokenizer_only) or missing(folder, record.files):
         return None
-    return record if any(each.name == record.source and each.unchanged(record) for each in sources) else None
+    return record if any(each.name == record.source for each in sources) else None
 
 
 def refuse_others(folder: Path, sources: Sequence[Source]) -> None:

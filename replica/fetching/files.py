@@ -1,5 +1,7 @@
 """The files of a model: which are required, which are there, and the records of both."""
 
+import threading
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
@@ -9,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from replica.model.locate import UNWANTED, WANTED
-from replica.model.progress import spoken_size
+from replica.model.progress import Progress, spoken_size
 
 # `api.tokens.tokenizer` reads these, and with it a router.
 TOKENIZER_FILES = (
@@ -26,17 +28,16 @@ TOKENIZER_FILES = (
 ALSO_WANTED = ["*.model", "*.tiktoken", "merges.txt"]
 OWN = ".warmroute"
 RECORD, BEGUN = "record.json", "begun.json"
+LOOK_S = 0.5
 INDEX = ".safetensors.index.json"
 GGUF = "model.gguf"
 
 
 class File(Struct, frozen=True):
     size_bytes: int
-    modified_s: int = 0  # the time of a folder's file, which may change; 0: its source stays as it is
 
 
 Files = Mapping[str, File]  # files by name, with / between folders
-LINK_TO_NOWHERE = File(-1)
 MADE = File(-2)  # `gather` makes it: its size is known afterwards
 
 
@@ -59,37 +60,21 @@ class FetchFailed(ValueError):
     """A model could not be fetched; the message names the way out."""
 
 
-# ---- errors of the file system
+class Source(ABC):
+    """A place from which a model's files come."""
 
+    name: str
 
-@contextmanager
-def naming(folder: Path) -> Iterator[None]:
-    """An error of the file system that names no file is about the folder."""
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or str(error)
-        where = f" ({error.filename})" if error.filename is not None else ""
-        way_out = "name a folder that can be written to and has room"
-        raise FetchFailed(f"cannot put files into {str(folder)!r}: {reason}{where}; {way_out}") from error
+    @abstractmethod
+    def listing(self, known: Record | None) -> tuple[str, Files]:
+        """A revision and its files; that which is known already, where the source has several."""
 
-
-@contextmanager
-def reading(file: Path) -> Iterator[None]:
-    """Report file-system errors as errors of a file of the source."""
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise FetchFailed(f"cannot read {str(file)!r}: {reason}; make it readable, or name another model") from error
+    @abstractmethod
+    def gather(self, revision: str, wanted: Files, into: Path) -> None:
+        """Put the missing and incomplete ones there."""
 
 
 # ---- what is there
-
-
-def described(path: Path) -> File:
-    stat = path.stat()
-    return File(stat.st_size, int(stat.st_mtime))
 
 
 def recorded(folder: Path, name: str = RECORD) -> Record | None:
@@ -141,25 +126,19 @@ def wanted(model: str, offered: Files, tokenizer_only: bool) -> dict[str, File]:
             files[name] = file
     if not tokenizer_only and not any(name == GGUF or name.endswith(".safetensors") for name in files):
         raise FetchFailed(f"{model} has no weights in safetensors{gguf}; add them, or take only its --tokenizer-only")
-    if broken := [name for name, file in files.items() if file == LINK_TO_NOWHERE]:
-        raise FetchFailed(f"{model} has {min(broken)!r} as a link that leads nowhere; put the file there")
     return files
 
 
 def refuse_lost_shards(model: str, folder: Path, read: Files, there: Collection[str]) -> None:
     """Weights whose index, among `read`, names missing files."""
     for index in (name for name in read if name.endswith(INDEX)):
-        lost = shards(folder / index).difference(there)
+        try:
+            shards = msgspec.json.decode((folder / index).read_bytes(), type=Index).weight_map.values()
+        except msgspec.DecodeError as error:
+            raise FetchFailed(f"{index} of {model} is not the index of a checkpoint: {error}") from error
+        lost = set(shards).difference(there)
         if lost and index.removesuffix(".index.json") not in there:  # one whole file is read before any index
             raise FetchFailed(f"{model} has no {min(lost)!r}, which its {index} names; get the rest of its weights")
-
-
-def shards(index: Path) -> set[str]:
-    try:
-        with reading(index):
-            return set(msgspec.json.decode(index.read_bytes(), type=Index).weight_map.values())
-    except msgspec.DecodeError as error:
-        raise FetchFailed(f"{str(index)!r} is not the index of a checkpoint: {error}; get the file again") from error
 
 
 def in_order(names: Files, tokenizer_only: bool) -> list[str]:
@@ -175,3 +154,25 @@ def total_bytes(files: Files) -> int:
 def amount(files: Files) -> str:
     count = len(files)
     return f"{count} file{'' if count == 1 else 's'}, {spoken_size(total_bytes(files))}"
+
+
+@contextmanager
+def watched(folder: Path, progress: Progress, most_bytes: int) -> Iterator[None]:
+    """Show meanwhile how the folder grows."""
+    over = threading.Event()
+
+    def watch() -> None:
+        seen_bytes = 0
+        while not over.wait(LOOK_S):
+            now_bytes = min(taken_bytes(folder), most_bytes)
+            progress.advance(now_bytes - seen_bytes)
+            seen_bytes = now_bytes
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    with progress:
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()

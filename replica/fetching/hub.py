@@ -11,9 +11,8 @@ from huggingface_hub.errors import GatedRepoError, OfflineModeIsEnabled, Reposit
 from huggingface_hub.errors import HTTPError as HubUnreachable  # type: ignore[attr-defined]  # httpx's or httpx2's
 from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
-from replica.fetching.files import FetchFailed, File, Files, Record, total_bytes
+from replica.fetching.files import FetchFailed, File, Files, Record, Source, total_bytes, watched
 from replica.fetching.smollm2 import GENERATION
-from replica.fetching.sources import Source, watched
 from replica.model.progress import Lines
 
 

@@ -13,12 +13,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from zipfile import ZipFile
 
-from replica.fetching.files import MADE, FetchFailed, File, Files, Record
-from replica.fetching.sources import CHUNK_BYTES, Source, watched
+from replica.fetching.files import MADE, FetchFailed, File, Files, Record, Source, watched
 from replica.model.locate import SMOLLM2
 from replica.model.progress import progress_of
 
 VERSION = 1
+CHUNK_BYTES = 8 << 20
 # Greedier than the default: what its model card asks for.
 GENERATION = b'{"bos_token_id": 1, "eos_token_id": 2, "temperature": 0.2, "top_p": 0.9}\n'
 TEXTS = ("config.json", "tokenizer.json", "tokenizer_config.json")

@@ -47,7 +47,7 @@ from replica.config import ReplicaConfig
 from replica.grammar.checker import Checker
 from replica.grammar.vocabulary import packed_vocabulary
 from replica.http.adapters import Adapters
-from replica.http.conversation_forms import form_of
+from replica.http.conversation_forms import Conversation, StoredResponses, form_of
 from replica.http.document import ONE_MODEL, ONE_RESPONSE, TITLE, Documented, document
 from replica.http.engine_client import EngineClient
 from replica.http.errors import error_answers, unavailable
@@ -55,9 +55,7 @@ from replica.http.generation_response import GenerationResponse
 from replica.http.metrics import Metrics
 from replica.http.request_reader import Reader
 from replica.http.retaining import retain
-from replica.http.scripted_answers import ScriptedAnswers
-from replica.http.stored_responses import Conversation, StoredResponses
-from replica.http.work import Served, plan, size_of_plan
+from replica.http.work import ScriptedAnswers, Served, plan, size_of_plan
 from replica.messages import Hello
 
 log = logging.getLogger(__name__)

@@ -15,11 +15,10 @@ from api.errors import ApiError, invalid, queue_full, too_long
 from api.http.responses import JSON_TYPE
 from api.native import CACHED_TOKENS_HEADER, CONTENT_TYPE_HEADER, FRAMES_TYPE, encode_frame, encode_use
 from api.responses import CONTENT_TYPE as SSE_TYPE
-from replica.http.engine_client import EngineClient, EngineDied, EngineRefused, OutputStream
+from replica.http.engine_client import EngineClient, EngineDied, EngineRefused, NoRoom, OutputStream
 from replica.http.errors import unavailable
 from replica.http.forms import Form
 from replica.http.generation import Choice
-from replica.http.held_answers import NoRoom
 from replica.http.metrics import Metrics
 from replica.http.work import Work
 from replica.messages import Output, Submit

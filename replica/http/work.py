@@ -21,11 +21,35 @@ from api.prompts.prompts import check_room
 from api.retention import Retain
 from api.tokens.tokenizer import Tokenizer
 from events.blocks import TOKEN_BYTES
+from replica.config import AnswerRule
 from replica.grammar.vocabulary import check_constrainable
 from replica.http.generation import Choice, Delta, StopConditions
 from replica.http.request_reader import ParsedRequest
-from replica.http.scripted_answers import ScriptedAnswers
 from replica.messages import KVSource, Sampling, Submit
+
+
+class ScriptedAnswers:
+    """The tokens that each rule has the engine generate."""
+
+    def __init__(self, rules: Sequence[AnswerRule], tokenizer: Tokenizer) -> None:
+        self._rules = [(rule, pack_ids(tokenizer.encode(rule.text, add_special_tokens=False))) for rule in rules]
+
+    def token_ids(self, request: InnerRequest) -> bytes:
+        """The packed tokens of the answer; empty where no rule matches, as for prompts without messages."""
+        if not isinstance(request, ChatRequest):
+            return b""
+        return next((token_ids for rule, token_ids in self._rules if matches(rule, request)), b"")
+
+
+def matches(rule: AnswerRule, request: ChatRequest) -> bool:
+    """Tell whether the conversation has every feature that the rule names."""
+    if rule.last is not None and rule.last not in request.messages[-1].text:
+        return False
+    if rule.tool is not None and rule.tool not in [tool["function"]["name"] for tool in request.tools]:
+        return False
+    results = sum(message.role == "tool" for message in request.messages)
+    return rule.tool_results is None or rule.tool_results == results
+
 
 SEEDS = 2**63
 MAX_CHOICES = 1024

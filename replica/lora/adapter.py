@@ -42,7 +42,7 @@ class Adapter:
         self.name = name
         self.digest = files.digest
         self.rank = files.rank
-        own = ranks.own(config)
+        own = ranks.share.own(config)
         queries, keys = own.num_heads * own.head_dim, own.num_kv_heads * own.head_dim
         # Each projection is a part of a product, and begins at a column of it.
         places = {part: place for place in Place for part in place.value}
@@ -87,32 +87,13 @@ class AdaptedRows:
                 change.add(inputs, product, rows)
 
 
-class Others:
-    """The other ranks of a model, each of which has its own share of every adapter. Here there are none."""
-
-    def read(self, name: str, folder: Path) -> None:
-        """Let them begin to read an adapter; then it is added or dropped."""
-
-    def have_read(self, name: str) -> bool:  # noqa: ARG002
-        """Tell whether all are done, without waiting for them."""
-        return True
-
-    def add(self, name: str, digest: str) -> str:  # noqa: ARG002
-        """Let all have what they have read, or return why one of them cannot."""
-        return ""
-
-    def drop(self, name: str) -> None:
-        """Let them forget an adapter, or what they have read of it."""
-
-
 class Adapters:
     """The adapters of one model by their names, as a runner computes with them."""
 
     def __init__(self, config: ModelConfig, like: Tensor, ranks: Ranks = ALONE) -> None:
         self.loaded: dict[str, Adapter] = {}
-        self.others = Others()
         self.layers = config.num_layers
-        own = ranks.own(config)
+        own = ranks.share.own(config)
         # A power of two that divides the columns where a product's projections begin and end.
         qkv = gcd(MAX_EVEN, own.num_heads * own.head_dim, own.num_kv_heads * own.head_dim)
         width, inner = gcd(MAX_EVEN, own.hidden_size), gcd(MAX_EVEN, own.intermediate_size)
@@ -130,19 +111,6 @@ class Adapters:
         for module in config.lora_modules:
             self.loaded[module.name] = adapter = self.read(module.name, Path(module.folder))
             log.info("adapter %s, of rank %d, from %s", module.name, adapter.rank, module.folder)
-
-    def add(self, adapter: Adapter) -> str:
-        """Have an adapter, here and on other ranks, or return why one of them cannot."""
-        failure = self.others.add(adapter.name, adapter.digest)
-        if failure:
-            self.drop(adapter.name)
-        else:
-            self.loaded[adapter.name] = adapter
-        return failure
-
-    def drop(self, name: str) -> None:
-        self.loaded.pop(name, None)
-        self.others.drop(name)
 
     def rows(self, sequences: Iterable[tuple[str | None, int]]) -> AdaptedRows | None:
         """Group the rows of a step by the adapters of its sequences, so many rows each; None if none has one."""

@@ -48,7 +48,6 @@ class Shelf:
             why_not = f"{self._most} adapters are loaded, and no more may be (--max-loras); unload one first"
         if why_not:
             return AdapterChanged(asked.id, why_not)
-        self._adapters.others.read(name, folder)
         self._reading[name] = asked, self._thread.submit(self._adapters.read, name, folder)
         return None
 
@@ -64,23 +63,22 @@ class Shelf:
         """Between steps: drop adapters that leave and that no request has, and add those that have been read."""
         for name in self._leaving - in_use:
             self._leaving.remove(name)
-            self._adapters.drop(name)
+            self._adapters.loaded.pop(name)
         changed = []
         for name, (asked, reading) in list(self._reading.items()):
-            if not reading.done() or (reading.exception() is None and not self._adapters.others.have_read(name)):
+            if not reading.done():
                 continue
             del self._reading[name]
+            why_not = ""
             try:
                 adapter = reading.result()
             except Exception as error:  # whatever a foreign file makes of torch, it must not end the engine
                 log.warning("cannot load the adapter %s from %s: %r", name, asked.folder, error)
-                self._adapters.drop(name)
                 why_not = reason_of(error)
             else:
                 if pool.forget_other_adapter(name, adapter.digest):
-                    why_not = self._adapters.add(adapter)
+                    self._adapters.loaded[name] = adapter
                 else:
-                    self._adapters.drop(name)
                     why_not = f"neighbours still read blocks of another adapter named {name!r}; try again"
             changed.append(AdapterChanged(asked.id, why_not))
         return changed

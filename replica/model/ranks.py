@@ -2,15 +2,13 @@
 
 from torch import Tensor
 
-from replica.model.config import ModelConfig
+from replica.model.shares import WHOLE
 
 
 class Ranks:
     """Each rank holds a part of every matrix; results are whole on all, except where noted. Here is only one."""
 
-    def own(self, config: ModelConfig) -> ModelConfig:
-        """Return the shapes of this rank's part."""
-        return config
+    share = WHOLE
 
     def cut(self, projection: str, down: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002
         """Return this rank's part of an adapter's factors for a projection."""

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 
-from replica.neighbours.messages import LENGTH, FromReader, FromSource, Lost, encode
+from replica.neighbours.messages import LENGTH, FromSource, Lost, Read, encode
 from replica.neighbours.sealed import SEAL_BYTES, NotProven, Session
 
 STALL_S = 2.0  # a peer that neither sends nor takes a byte for so long is given up
@@ -125,9 +125,7 @@ class Connection:
 
     # ---- frames
 
-    def send_frame(
-        self, message: FromReader | FromSource, patience: Patience, payload: memoryview = NO_PAYLOAD
-    ) -> None:
+    def send_frame(self, message: Read | FromSource, patience: Patience, payload: memoryview = NO_PAYLOAD) -> None:
         """Send a sealed message, and the payload after it."""
         assert self.session is not None, "a frame is sent before the handshake"
         body = encode(message)

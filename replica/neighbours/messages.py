@@ -35,10 +35,9 @@ Index: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_BLOCKS)]
 
 
 class Welcome(Struct, frozen=True, tag="welcome"):
-    """The source's first frame: how it can send payloads."""
+    """The source's first frame."""
 
-    # Transports by name, the best first, each with the secret that the reader's end needs, hidden (`Session.hide`).
-    transports: dict[str, bytes] = {}
+    transports: dict[str, bytes] = {}  # always `tcp`; there were others
 
 
 class Read(Struct, frozen=True, tag="read"):
@@ -52,7 +51,6 @@ class Read(Struct, frozen=True, tag="read"):
     lora_name: Name | None = None
     cache_salt: Name | None = None
     extras: dict[int, list[ExtraKey]] = {}
-    transport: Name = "tcp"
     patience_s: Annotated[float, Meta(ge=0.0, le=3600.0)] = 0.0  # afterwards the reader is gone
     lora_digest: Name = ""  # the digest of the adapter's files
 
@@ -65,27 +63,19 @@ class Offer(Struct, frozen=True, tag="offer"):
 
 
 class Block(Struct, frozen=True, tag="block"):
-    """One block. With "tcp" its payload follows."""
+    """One block, whose payload follows."""
 
     index: Index
     tokens: bytes  # packed
     exact: bytes | None  # its extra keys, as `Chain.exact` has them
     checksum: bytes  # xxh3_128 of the payload
     size: int  # the payload's size
-    at: bytes = b""  # the payload's place, if it does not follow
 
 
-class Taken(Struct, frozen=True, tag="taken"):
-    """The reader has copied the payload of this block, which does not follow its header."""
-
-    index: Index
-
-
-FromReader: TypeAlias = Read | Taken
 FromSource: TypeAlias = Welcome | Offer | Block
 
-encode: Callable[[FromReader | FromSource], bytes] = msgspec.msgpack.Encoder().encode
-decode_from_reader: Callable[[bytes | memoryview], FromReader] = msgspec.msgpack.Decoder(FromReader).decode
+encode: Callable[[Read | FromSource], bytes] = msgspec.msgpack.Encoder().encode
+decode_read: Callable[[bytes | memoryview], Read] = msgspec.msgpack.Decoder(Read).decode
 decode_from_source: Callable[[bytes | memoryview], FromSource] = msgspec.msgpack.Decoder(FromSource).decode
 
 

@@ -4,12 +4,15 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Struct
+from xxhash import xxh3_128_digest
 
+from replica.cache.chain import Chain
 from replica.neighbours.connection import STALL_S, Connection, Counts, Patience, host_and_port
 from replica.neighbours.messages import (
     LEASE_S,
@@ -17,13 +20,12 @@ from replica.neighbours.messages import (
     Block,
     Lost,
     Offer,
+    Read,
     Welcome,
     decode_from_source,
 )
-from replica.neighbours.sealed import CHALLENGE_BYTES, NotProven, Session, reply_to
-from replica.neighbours.transports import Inlet, ReaderTransport
-from replica.neighbours.wanted import Arrivals, Wanted
-from replica.runners.block_memory import BlockMemory
+from replica.neighbours.sealed import CHALLENGE_BYTES, NotProven, reply_to
+from replica.runners.runner import BlockMemory
 
 log = logging.getLogger(__name__)
 
@@ -50,26 +52,61 @@ class ReaderConfig(Struct, frozen=True, kw_only=True):
     stall_s: float = STALL_S
 
 
-class Kept(Struct):
+@dataclass(frozen=True)
+class Wanted:
+    """A chain's blocks from `start` to `stop`, all of them full."""
+
+    chain: Chain
+    start: int
+    stop: int
+
+    @property
+    def count(self) -> int:
+        return self.stop - self.start
+
+    def request(self, model: str, kv_layout: str, patience_s: float) -> Read:
+        chain = self.chain
+        return Read(
+            model=model,
+            prompt=chain.tokens[: self.stop * chain.block_size].tobytes(),
+            start=self.start,
+            stop=self.stop,
+            kv_layout=kv_layout,
+            lora_name=chain.lora_name,
+            cache_salt=chain.cache_salt,
+            extras={index: list(own) for index, own in chain.extras.items() if index < self.stop},
+            patience_s=patience_s,
+            lora_digest=chain.lora_digest,
+        )
+
+    def check_header(self, header: Block, came: int, block_bytes: int) -> None:
+        """Check what can be known before the payload is read. Lost says what is wrong, and then none may follow."""
+        expected = self.start + came
+        if header.index != expected:
+            raise Lost("order", f"block {header.index} came and {expected} was due")
+        if header.size != block_bytes:
+            raise Lost("size", f"block {header.index} has {header.size} bytes; this layout has {block_bytes}")
+        if header.tokens != self.chain.tokens_of(expected):
+            raise Lost("tokens", f"block {header.index} has other tokens")
+        if header.exact != self.chain.exact.get(expected):
+            raise Lost("tokens", f"block {header.index} has other extra keys")
+
+
+class Kept(NamedTuple):
     """A connection between two pulls."""
 
     connection: Connection
-    inlet: Inlet
     since_s: float
-
-    def close(self) -> None:
-        self.inlet.close()
-        self.connection.close()
 
 
 class Reader:
     """Keeps connections, and remembers dead peers. One thread pulls; any may cancel a pull, and read the counts."""
 
-    def __init__(self, config: ReaderConfig, memory: BlockMemory, transports: Mapping[str, ReaderTransport]) -> None:
+    def __init__(self, config: ReaderConfig, memory: BlockMemory) -> None:
         self.counts = Counts()
         self._config = config
         self._memory = memory
-        self._transports = transports
+        self._buffer = memoryview(bytearray(memory.block_bytes))
         self._kept: dict[str, Kept] = {}  # the longest unused first
         self._dead_until_s: dict[str, float] = {}
         self._logged: set[tuple[str, str]] = set()
@@ -94,66 +131,63 @@ class Reader:
             self.counts.fail("dead")
             return 0
         began_s = time.monotonic()
-        arrivals = Arrivals(wanted, self._memory.block_bytes)
         patience = Patience(min(deadline_s, began_s + LEASE_S), cancelled, self._config.stall_s)
-        kept: Kept | None = None
+        came, connection = 0, None
         try:
-            kept = self._take(endpoint) or self._connect(endpoint, patience)
-            self._exchange(kept, wanted, targets, arrivals, patience, give_way)
-            kept.since_s = time.monotonic()
-            self._kept[endpoint] = kept
+            connection = self._take(endpoint) or self._connect(endpoint, patience)
+            for _ in self._blocks(connection, wanted, targets, patience, give_way):
+                came += 1
+            self._kept[endpoint] = Kept(connection, time.monotonic())
             if len(self._kept) > MAX_KEPT:
-                self._kept.pop(next(iter(self._kept))).close()
+                self._kept.pop(next(iter(self._kept))).connection.close()
         except Lost as lost:
-            if kept is not None:
-                kept.close()
-            self._note(endpoint, lost, arrivals.count)
+            if connection is not None:
+                connection.close()
+            self._note(endpoint, lost, came)
         finally:
             self.counts.took(time.monotonic() - began_s)
-        return arrivals.count
+        return came
 
     def close(self) -> None:
         for kept in self._kept.values():
-            kept.close()
+            kept.connection.close()
         self._kept.clear()
-        for transport in self._transports.values():
-            transport.close()
 
     # ---- one pull
 
-    def _exchange(
+    def _blocks(
         self,
-        kept: Kept,
+        connection: Connection,
         wanted: Wanted,
         targets: Sequence[int],
-        arrivals: Arrivals,
         patience: Patience,
         give_way: Callable[[float, float], None],
-    ) -> None:
-        connection, config = kept.connection, self._config
+    ) -> Iterator[None]:
+        """Yield after each block that came and is right."""
         left_s = max(0.0, min(patience.until_s - time.monotonic(), 3600.0))
-        request = wanted.request(config.model, config.kv_layout, kept.inlet.name, left_s)
-        connection.send_frame(request, patience)
+        connection.send_frame(wanted.request(self._config.model, self._config.kv_layout, left_s), patience)
         # An engine answers between two steps, which may take longer than a stall.
         offer = _receive(connection, Offer, patience.without_stall())
-        arrivals.offer(offer)
+        if offer.blocks > wanted.count:
+            raise Lost("protocol", f"{offer.blocks} blocks are offered and {wanted.count} were asked for")
         if offer.reason not in FULL:
             raise Lost("refused", f"it answers: {offer.reason}")
-        while not arrivals.is_complete:
+        for number in range(offer.blocks):
             began_s = time.thread_time()
             header = _receive(connection, Block, patience)
-            arrivals.check_header(header)
-            payload = kept.inlet.receive(header, patience)
-            target = targets[arrivals.count]
-            arrivals.check_payload(header, payload)
-            self._memory.write([target], [payload])
-            self.counts.add(len(payload))
-            left = wanted.count - arrivals.count
+            wanted.check_header(header, number, self._memory.block_bytes)
+            connection.receive_into(self._buffer, patience)
+            if xxh3_128_digest(self._buffer) != header.checksum:
+                raise Lost("checksum", f"the payload of block {header.index} is damaged")
+            self._memory.write([targets[number]], [self._buffer])
+            self.counts.add(len(self._buffer))
+            yield
+            left = wanted.count - number - 1
             if left:
                 most_s = max(0.0, patience.until_s - time.monotonic() - HURRY_S) / left / 2
                 give_way(time.thread_time() - began_s, most_s)
 
-    def _connect(self, endpoint: str, patience: Patience) -> Kept:
+    def _connect(self, endpoint: str, patience: Patience) -> Connection:
         try:
             address = host_and_port(endpoint)
             left_s = patience.until_s - time.monotonic()
@@ -166,7 +200,7 @@ class Reader:
             reply, session = reply_to(self._config.secret, connection.receive(CHALLENGE_BYTES, brief))
             connection.send(brief, reply)
             connection.session = session
-            inlet = self._inlet(connection, session, _receive(connection, Welcome, brief))
+            _receive(connection, Welcome, brief)
         except NotProven as error:
             connection.close()
             raise Lost("proof", str(error)) from error
@@ -175,26 +209,19 @@ class Reader:
             if lost.reason == "closed":
                 raise Lost("handshake", "it closes the connection, as a replica with another secret does") from lost
             raise
-        log.info("blocks are read from %s by %s", endpoint, inlet.name)
-        return Kept(connection, inlet, time.monotonic())
-
-    def _inlet(self, connection: Connection, session: Session, welcome: Welcome) -> Inlet:
-        """Return the reader's end of the best transport that both have, and that works."""
-        for name, hidden in welcome.transports.items():
-            if (own := self._transports.get(name)) is not None:
-                inlet = own.inlet(connection, session.hide(hidden))
-                if inlet is not None:
-                    return inlet
-        raise Lost("refused", f"it has no transport in common, but {', '.join(welcome.transports)}")
+        log.info("blocks are read from %s", endpoint)
+        return connection
 
     # ---- between pulls
 
-    def _take(self, endpoint: str) -> Kept | None:
+    def _take(self, endpoint: str) -> Connection | None:
         """Return a kept connection, unless its peer has closed it or has said what nobody asked for."""
         kept = self._kept.pop(endpoint, None)
-        if kept is None or (kept.connection.is_quiet and time.monotonic() - kept.since_s < KEPT_S):
-            return kept
-        kept.close()
+        if kept is None:
+            return None
+        if kept.connection.is_quiet and time.monotonic() - kept.since_s < KEPT_S:
+            return kept.connection
+        kept.connection.close()
         return None
 
     def _note(self, endpoint: str, lost: Lost, blocks: int) -> None:

@@ -3,7 +3,7 @@
 The secret never travels. Both ends draw a nonce; the session's key is their HMAC under the secret, so nothing that was
 recorded is worth anything in another session. Each body is sealed with the session's key, its direction and its number:
 it cannot be changed, repeated, left out, reordered or sent back. Payloads have only a checksum, in the sealed header.
-Nothing is encrypted but the few bytes that `hide` gets: what would let a listener read memory itself.
+Nothing is encrypted.
 """
 
 import hmac
@@ -43,11 +43,6 @@ class Session:
         self._received += 1
         if not hmac.compare_digest(self._seal(self._peer, self._received, body), seal):
             raise NotProven("a seal is wrong")
-
-    def hide(self, text: bytes) -> bytes:
-        """Encrypt, or decrypt, the one secret of this session: what its source tells of a transport."""
-        pads = (_digest(self._key, b"hide" + n.to_bytes(8, "little")) for n in range(-(-len(text) // SEAL_BYTES)))
-        return bytes(a ^ b for a, b in zip(text, b"".join(pads), strict=False))
 
     def _seal(self, direction: bytes, number: int, body: bytes | memoryview) -> bytes:
         return _digest(self._key, direction + number.to_bytes(8, "little") + body)

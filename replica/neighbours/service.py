@@ -4,61 +4,27 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
-
-from msgspec import Struct
 
 from replica.cache.block_pool import BlockPool
 from replica.cache.moves import Pull
-from replica.config import EngineConfig, KvTransport
+from replica.config import EngineConfig
 from replica.messages import NeighbourSnapshot
 from replica.neighbours.connection import Counts
 from replica.neighbours.holds import Holds
-from replica.neighbours.nixl import NIXL, NixlReader, NixlSource, NotInstalled
-from replica.neighbours.reader import Reader, ReaderConfig
-from replica.neighbours.source import STREAMS, Source, SourceConfig, StoredBlocks
-from replica.neighbours.transports import TCP, ReaderTransport, SourceTransport, TcpReader, TcpSource
-from replica.neighbours.wanted import Wanted
-from replica.runners.block_memory import BlockMemory
+from replica.neighbours.reader import Reader, ReaderConfig, Wanted
+from replica.neighbours.source import Source, SourceConfig, StoredBlocks
+from replica.runners.runner import BlockMemory
 
 log = logging.getLogger(__name__)
-
-RDMA_DEVICES = Path("/sys/class/infiniband")
-
-
-class Transports(Struct, frozen=True):
-    """The transports of both sides, by name, the best first."""
-
-    source: dict[str, SourceTransport]
-    reader: dict[str, ReaderTransport]
-
-
-def make_transports(wanted: KvTransport, block_bytes: int, rdma_devices: Path = RDMA_DEVICES) -> Transports:
-    """Raise ValueError if NIXL is demanded and cannot be had. Over plain Ethernet it is not faster than TCP."""
-    transports = Transports({}, {})
-    has_device = rdma_devices.is_dir() and any(rdma_devices.iterdir())
-    if wanted == NIXL or (wanted == "auto" and has_device):
-        try:
-            transports.source[NIXL] = NixlSource(STREAMS, block_bytes)
-            transports.reader[NIXL] = NixlReader(block_bytes)
-        except NotInstalled as error:
-            if wanted == NIXL:
-                raise ValueError(f"--kv-transport nixl: {error}") from error
-            log.info("blocks of neighbours come by TCP: %s", error)
-    transports.source[TCP] = TcpSource(STREAMS, block_bytes)
-    transports.reader[TCP] = TcpReader(block_bytes)
-    return transports
 
 
 class Neighbours:
     """A Puller for a mover; once it listens, the engine's thread polls `descriptor` and calls `serve`."""
 
     def __init__(self, config: EngineConfig, memory: BlockMemory, kv_layout: str) -> None:
-        """Raise ValueError if the configuration demands NIXL and there is none."""
         assert config.kv_secret is not None and config.kv_read is not None
         self.kv_layout = kv_layout
         self._endpoint = config.kv_read
-        self._transports = make_transports(config.kv_transport, memory.block_bytes)
         self._served = SourceConfig(
             secret=config.kv_secret.encode(),
             model=config.model,
@@ -67,7 +33,7 @@ class Neighbours:
             most_tokens=config.max_model_len,
         )
         read = ReaderConfig(secret=self._served.secret, model=config.model, kv_layout=kv_layout)
-        self._reader = Reader(read, memory, self._transports.reader)
+        self._reader = Reader(read, memory)
         self._stopped = threading.Event()
         self._holds: Holds | None = None
         self._source: Source | None = None
@@ -87,9 +53,8 @@ class Neighbours:
     def listen(self, pool: BlockPool, stored: StoredBlocks) -> None:
         """Let neighbours read blocks of this pool; raise OSError if nothing can listen at the endpoint."""
         self._holds = Holds(pool)
-        self._source = Source(self._served, self._endpoint, self._holds, stored, self._transports.source)
-        names = ", ".join(self._transports.source)
-        log.info("neighbours may read blocks at %s by %s", self._source.endpoint, names)
+        self._source = Source(self._served, self._endpoint, self._holds, stored)
+        log.info("neighbours may read blocks at %s", self._source.endpoint)
 
     @property
     def descriptor(self) -> int:

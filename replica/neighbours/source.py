@@ -11,7 +11,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -23,9 +23,8 @@ from events.blocks import TOKEN_BYTES
 from replica.cache.chain import Chain
 from replica.neighbours.connection import STALL_S, Connection, Counts, Patience, host_and_port
 from replica.neighbours.holds import BlockSource
-from replica.neighbours.messages import LEASE_S, MAX_READ_BYTES, Block, Lost, Offer, Read, Welcome, decode_from_reader
+from replica.neighbours.messages import LEASE_S, MAX_READ_BYTES, Block, Lost, Offer, Read, Welcome, decode_read
 from replica.neighbours.sealed import REPLY_BYTES, Challenge, NotProven
-from replica.neighbours.transports import Outlet, SourceTransport
 
 log = logging.getLogger(__name__)
 
@@ -73,13 +72,11 @@ class Source:
         endpoint: str,
         blocks: BlockSource,
         memory: StoredBlocks,
-        transports: Mapping[str, SourceTransport],
     ) -> None:
         self.counts = Counts()
         self._config = config
         self._blocks = blocks
         self._memory = memory
-        self._transports = transports
         self._connections: set[Connection] = set()
         self._lock = threading.Lock()
         self._is_closed = False
@@ -89,9 +86,9 @@ class Source:
         self._listener = socket.create_server((host, port), family=family, backlog=config.most_readers)
         named = f"[{host}]" if ":" in host else host
         self.endpoint = f"tcp://{named}:{self._listener.getsockname()[1]}"
-        self._free_streams: queue.SimpleQueue[int] = queue.SimpleQueue()
-        for stream in range(config.streams):
-            self._free_streams.put(stream)
+        self._buffers: queue.SimpleQueue[memoryview] = queue.SimpleQueue()  # one of each stream, while it is free
+        for _ in range(config.streams):
+            self._buffers.put(memoryview(bytearray(memory.block_bytes)))
         self._most_read_bytes = min(MAX_READ_BYTES, 2 * TOKEN_BYTES * config.most_tokens + 64 * 1024)
         threading.Thread(target=self._accept, name="kv-source", daemon=True).start()
 
@@ -145,21 +142,16 @@ class Source:
                 connection.session = challenge.accept(connection.receive(REPLY_BYTES, patience))
             except NotProven as error:
                 raise Lost("proof", str(error)) from error
-            session = connection.session
-            connection.send_frame(
-                Welcome({name: session.hide(each.greeting) for name, each in self._transports.items()}), patience
-            )
+            connection.send_frame(Welcome({"tcp": b""}), patience)
             while True:
                 if not connection.wait_for_more(IDLE_S):
                     raise Lost("idle")
                 patience = Patience(time.monotonic() + self._config.handshake_s)
                 body = connection.receive_frame(self._most_read_bytes, patience)
                 try:
-                    request = decode_from_reader(body)
+                    request = decode_read(body)
                 except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                     raise Lost("protocol", f"a request cannot be read: {error}") from error
-                if not isinstance(request, Read):
-                    raise Lost("protocol", f"a {type(request).__name__} came without a stream")
                 self._answer(connection, request)
         except Lost as lost:
             if lost.reason != "idle":
@@ -181,27 +173,33 @@ class Source:
             connection.send_frame(Offer(0, reason), patience)
             return
         try:
-            stream = self._free_streams.get(timeout=max(0.0, min(self._config.turn_s, until_s - time.monotonic())))
+            buffer = self._buffers.get(timeout=max(0.0, min(self._config.turn_s, until_s - time.monotonic())))
         except queue.Empty:
             self.counts.fail("busy")
             connection.send_frame(Offer(0, "busy"), patience)
             return
         try:
-            outlet = self._transports[request.transport].outlet(connection, stream)
             chain = chain_of(request, self._config.block_size)
             held = self._blocks.hold(chain, request.start, request.stop, HOLD_S)
             began_s = time.monotonic()
             try:
                 connection.send_frame(Offer(len(held.blocks), held.reason), patience)
                 for index, block in enumerate(held.blocks, start=request.start):
-                    self._send(chain, index, block, outlet, patience)
-                    self.counts.add(self._memory.block_bytes)
-                outlet.finish(patience)
+                    self._memory.read([block], [buffer])
+                    header = Block(
+                        index=index,
+                        tokens=chain.tokens_of(index),
+                        exact=chain.exact.get(index),
+                        checksum=xxh3_128_digest(buffer),
+                        size=len(buffer),
+                    )
+                    connection.send_frame(header, patience, buffer)
+                    self.counts.add(len(buffer))
             finally:
                 self._blocks.give_back(held)
                 self.counts.took(time.monotonic() - began_s)
         finally:
-            self._free_streams.put(stream)
+            self._buffers.put(buffer)
 
     def _refusal(self, request: Read) -> str:
         """Return why this is never answered with blocks; empty if it may be."""
@@ -210,24 +208,9 @@ class Source:
             return "layout"
         if request.model != config.model:
             return "model"
-        if request.transport not in self._transports:
-            return "transport"
         stop_bytes = request.stop * config.block_size * TOKEN_BYTES
         is_prompt = len(request.prompt) == stop_bytes <= config.most_tokens * TOKEN_BYTES
         return "" if is_prompt and request.start < request.stop else "invalid"
-
-    def _send(self, chain: Chain, index: int, block: int, outlet: Outlet, patience: Patience) -> None:
-        payload = outlet.buffer(patience)
-        self._memory.read([block], [payload])
-        size = chain.block_size
-        header = Block(
-            index=index,
-            tokens=chain.tokens[index * size : (index + 1) * size].tobytes(),
-            exact=chain.exact.get(index),
-            checksum=xxh3_128_digest(payload),
-            size=len(payload),
-        )
-        outlet.send(header, patience)
 
 
 def chain_of(request: Read, block_size: int) -> Chain:

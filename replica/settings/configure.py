@@ -16,9 +16,9 @@ from api.process.settings import LARGEST, Unusable
 from api.tokens.tokenizer import load_tokenizer
 from replica.config import AnswerRule, LoraModule, ReplicaConfig
 from replica.model.locate import short_name
+from replica.model.shares import refuse_what_does_not_divide
 from replica.model.sizing import GIGABYTE, blocks_in
 from replica.neighbours.connection import host_and_port
-from replica.parallel.shares import refuse_what_does_not_divide
 from replica.settings.native_model import NativeModel, check_installed, find_model
 from replica.settings.options import NATIVE_MAX_STEP_S, TABLE
 from replica.settings.sizes import HOST_SHARE, free_bytes
@@ -91,6 +91,10 @@ def check_combinations(ctx: click.Context) -> None:
             f"--tensor-parallel-size {values['tensor_parallel_size']} is only for the native engine; leave it out: a "
             "simulated engine computes nothing"
         )
+    if values["tensor_parallel_size"] > 1 and (values["host_kv_gb"] or values["disk_kv"]):
+        raise Unusable("--host-kv-gb and --disk-kv: the blocks of several GPUs stay there; leave them out")
+    if values["tensor_parallel_size"] > 1 and values["lora_dir"]:
+        raise Unusable("--lora-dir: a replica on several GPUs loads adapters at its start alone; give --lora-modules")
     disk_gb, is_default = values["disk_kv_gb"], ctx.get_parameter_source("disk_kv_gb") is ParameterSource.DEFAULT
     if values["disk_kv"] is None and not is_default:
         raise Unusable(f"--disk-kv-gb {disk_gb:g} is the size of --disk-kv; give --disk-kv DIR too, or leave it out")
@@ -218,7 +222,7 @@ def _kv_read(values: Mapping[str, Any]) -> str | None:
 def _tiers(values: Mapping[str, Any], model: NativeModel | None) -> dict[str, Any]:
     block_bytes = values["block_size"] * (values["kv_bytes_per_token"] if model is None else model.kv_bytes_per_token)
     host_gb = values["host_kv_gb"]
-    if not values["enable_prefix_caching"]:
+    if not values["enable_prefix_caching"] or values["tensor_parallel_size"] > 1:
         host_gb = 0.0
     elif host_gb is None:
         host_gb = 0.0 if model is None else free_bytes() * HOST_SHARE / GIGABYTE

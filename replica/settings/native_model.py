@@ -8,7 +8,7 @@ from api.openai.sampling import sampling_defaults
 from api.tokens.tokenizer import eos_token_ids
 from replica.model.config import ModelConfig, read_config
 from replica.model.locate import SMOLLM2, locate
-from replica.parallel.shares import kv_copies
+from replica.model.shares import kv_copies
 
 AUTO = "auto"  # the type that the model's own configuration names
 DEVICES = (AUTO, "cpu", "cuda")

@@ -137,7 +137,7 @@ SETTINGS: dict[str, list[Setting]] = {
             "tensor_parallel_size",
             click.IntRange(1, 1024),
             "N",
-            "GPUs that share the model, or on a CPU processes, which share --threads, too.",
+            "GPUs that share the model.",
         ),
         engine(
             "gpu_memory_utilization",
@@ -330,13 +330,6 @@ SETTINGS: dict[str, list[Setting]] = {
             click.Choice(["prefill", "decode", "both"]),
             "prefill|decode|both",
             "Have routers send only prompts to compute for others, only answers to generate, or both.",
-        ),
-        engine(
-            "kv_transport",
-            click.Choice(["auto", "tcp", "nixl"]),
-            "auto|tcp|nixl",
-            "How blocks are read: by NIXL (warmroute[nixl]) where both replicas have it, or TCP. auto: NIXL only with "
-            "an RDMA device.",
         ),
     ],
     "Simulated engine": [

@@ -13,15 +13,15 @@ from contextlib import suppress
 from math import inf
 from threading import Lock
 from time import monotonic, sleep, thread_time
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
 from replica.cache.moves import PULLED, Load, Pull, Save, Transfer, Write, Written
-from replica.disk.record import Record
-from replica.disk.recovery import NOTHING, Recovery
+from replica.disk.file import DiskFile
+from replica.disk.record import NOTHING, Recovery
 from replica.messages import DiskCounters
-from replica.runners.block_memory import BlockMemory
+from replica.runners.runner import BlockMemory
 
 HALF_LIFE_BLOCKS = 500.0
 FORGET_S = 60.0  # a medium that seemed too slow is tried again
@@ -67,16 +67,23 @@ log = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 GiveWay: TypeAlias = Callable[[float, float], None]
+# Reads blocks from a neighbour, for one thread, and returns how many leading ones have come and were verified; nothing
+# that a neighbour does raises. GiveWay is called after each block, with the thread's processor time that it took and
+# the longest pause that leaves time for the rest.
+Puller: TypeAlias = Callable[[Pull, GiveWay], int]
 Landed: TypeAlias = tuple[list[Transfer], list[Written]]
 
 
-class Mover(Protocol):
+class Mover:
+    """One that has nothing to move."""
+
     speeds: LoadSpeeds
-    disk_counters: DiskCounters
-    computing: bool  # set by the engine: others would notice what is moved
+    disk_counters = DiskCounters()
+    computing = False  # set by the engine: others would notice what is moved
 
     def recover(self) -> Recovery:
         """Read what the disk has; called once, before anything moves."""
+        return NOTHING
 
     def save(self, saves: Sequence[Save]) -> None:
         """Copy these blocks before the call returns."""
@@ -95,51 +102,22 @@ class Mover(Protocol):
 
     def landed(self) -> Landed:
         """Return what has ended since the last call."""
-
-    def close(self) -> None: ...
-
-
-class DiskSlots(Protocol):
-    """The disk as a mover sees it; its slots are counted from 0."""
-
-    counters: DiskCounters
-
-    def recover(self) -> Recovery: ...
-
-    def write(self, slot: int, record: Record, payload: memoryview) -> bool:
-        """Return False if the disk could not take it."""
-
-    def read(self, slot: int, record: Record, into: memoryview) -> bool:
-        """Return False if the slot has anything else than this record's block, whole."""
-
-    def erase(self, slot: int) -> bool: ...
-
-    def clear(self) -> bool: ...
-
-    def close(self) -> None: ...
-
-
-class Puller(Protocol):
-    """Reads blocks from neighbours, for one thread."""
-
-    def pull(self, pull: Pull, give_way: GiveWay) -> int:
-        """Return how many leading blocks have come and were verified; nothing that a neighbour does raises.
-
-        `give_way` is called after each block, with the thread's processor time that it took and the longest pause that
-        leaves time for the rest.
-        """
+        return [], []
 
     def close(self) -> None: ...
 
 
 class HostMemory:
-    """Blocks of host memory, which the system gives when they are first written."""
+    """Blocks of host memory, which the system gives when they are first written.
+
+    They begin at a page: from there a disk takes blocks of whole pages without another copy.
+    """
 
     def __init__(self, num_slots: int, block_bytes: int) -> None:
         self.num_slots = num_slots
         count = num_slots * block_bytes
         try:
-            pages = _pages(count)
+            pages = mmap.mmap(-1, max(1, count), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
             raise MemoryError(f"--host-kv-gb {count / 1e9:g}: this is more memory than there is; give less") from error
         self.whole = memoryview(pages)[:count]
@@ -149,12 +127,7 @@ class HostMemory:
         return memoryview(self._blocks[slot])
 
 
-def _pages(size: int) -> mmap.mmap:
-    """Make memory that begins at a page: from there a disk takes blocks of whole pages without another copy."""
-    return mmap.mmap(-1, max(1, size), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-
-
-class ThreadedMover:
+class ThreadedMover(Mover):
     """Slots are counted as in `replica.cache.contents`: the host's from `first_slot`, then the disk's."""
 
     def __init__(
@@ -162,20 +135,19 @@ class ThreadedMover:
         memory: BlockMemory,
         host: HostMemory,
         first_slot: int,
-        disk: DiskSlots | None = None,
-        puller: Puller | None = None,
+        disk: DiskFile | None = None,
+        pull: Puller | None = None,
     ) -> None:
         self.speeds = LoadSpeeds()
-        self.computing = False
         self._memory = memory
         self._host = host
         self._first_slot = first_slot
         self._first_on_disk = first_slot + host.num_slots
         self._disk = disk
-        self._puller = puller
+        self._puller = pull
         self.disk_counters = DiskCounters() if disk is None else disk.counters
         self._clears = 0
-        self._staging = memoryview(_pages(memory.block_bytes))[: memory.block_bytes]
+        self._staging = HostMemory(1, memory.block_bytes)[0]
         self._staging_lock = Lock()
         if host.num_slots:
             memory.pin(host.whole)
@@ -240,8 +212,6 @@ class ThreadedMover:
         self._reader.shutdown(cancel_futures=True)
         if self._disk is not None:
             self._disk.close()
-        if self._puller is not None:
-            self._puller.close()
 
     # ---- on the threads
 
@@ -320,7 +290,7 @@ class ThreadedMover:
 
         try:
             assert self._puller is not None
-            transfer.pulled = self._puller.pull(pull, give_way)
+            transfer.pulled = self._puller(pull, give_way)
             if transfer.pulled:
                 # The pauses do not count, as they end in time for the rest: small models would never pull again.
                 self.speeds.add(PULLED, transfer.pulled, monotonic() - began_s - paused_s)

@@ -5,14 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from replica.cache.chain import Chain
 from replica.cache.lower import DISK
-from replica.cache.moves import PULLED, Save, Transfer, Write, Written
-from replica.disk.recovery import NOTHING, Recovery
-from replica.messages import DiskCounters
+from replica.cache.moves import PULLED, Transfer, Write, Written
 from replica.runners.clock import Clock
-from replica.tiers.mover import Landed, LoadSpeeds
+from replica.tiers.mover import Landed, LoadSpeeds, Mover
 
 
-class SimulatedMover:
+class SimulatedMover(Mover):
     """One load follows the other, as do writes; a saved or erased block takes no time.
 
     `tokens_per_s`: by source. `read`: how many leading blocks of a chain the neighbour at an endpoint has.
@@ -26,8 +24,6 @@ class SimulatedMover:
         read: Callable[[str, Chain], int] = lambda endpoint, chain: 0,  # noqa: ARG005
     ) -> None:
         self.speeds = LoadSpeeds(clock.now_s)
-        self.disk_counters = DiskCounters()
-        self.computing = False
         self._clock = clock
         self._tokens_per_s = tokens_per_s
         self._block_size = block_size
@@ -42,20 +38,11 @@ class SimulatedMover:
         """When the next transfer ends; None if there is none."""
         return self._moving[0][0] if self._moving else None
 
-    def recover(self) -> Recovery:
-        return NOTHING
-
-    def save(self, saves: Sequence[Save]) -> None: ...
-
     def write(self, writes: Sequence[Write]) -> None:
         self._written_s = max(self._clock.now_s(), self._written_s)
         for write in writes:
             self._written_s += self._block_size / self._tokens_per_s[DISK]
             self._writing.append((self._written_s, write))
-
-    def erase(self, slots: Sequence[int]) -> None: ...
-
-    def clear(self) -> None: ...
 
     def begin(self, transfer: Transfer) -> None:
         self._ready_s = max(self._clock.now_s(), self._ready_s)
@@ -82,5 +69,3 @@ class SimulatedMover:
         while self._writing and self._writing[0][0] <= now_s:
             written.append(Written(self._writing.popleft()[1], True))
         return transfers, written
-
-    def close(self) -> None: ...

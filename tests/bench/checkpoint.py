@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from api.tokens.tokenizer import HfTokenizer
 from tests.bench.measure import heading, row
 from tests.replica import smollm2
-from tests.replica.checkpoint import OVER_RANKS, WAYS, compared, perplexities, said
+from tests.replica.checkpoint import WAYS, compared, perplexities, said
 from tests.replica.model.gguf.test_tokenizer import TEXTS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,9 +37,9 @@ def run(rounds: int, *, small: bool = False) -> None:  # noqa: ARG001
     text = tokenizer.encode((ROOT / "docs/architecture.md").read_text(), add_special_tokens=False)[
         : max(lengths) if small else TEXT
     ]
-    found = said(folder, prompts, text, NEW, over_ranks=True)
+    found = said(folder, prompts, text, NEW)
     answers = compared(model, prompts, found)
-    ways = (*WAYS, OVER_RANKS)
+    ways = WAYS
     title = f"prompts, and their greedy tokens (of {NEW} each) that are transformers'"
     print(f"| {' | '.join((title, *ways, 'least margin'))} |")
     print("| --- |" + " --- |" * (len(ways) + 1))

@@ -9,8 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from replica.device.graph_sizes import mixed_sizes, size_for
-from replica.device.orders import Size
+from replica.device.orders import Size, mixed_sizes, size_for
 from replica.device.runner import DeviceRunner
 from tests.bench.measure import cpu_us, heading, row
 from tests.replica.device.hosts import on_device

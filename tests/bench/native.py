@@ -28,11 +28,11 @@ from kernels.cpu import exact, fused
 from kernels.paged import LayerCache
 from replica.build import build, build_on_cpu
 from replica.config import EngineConfig
-from replica.cpu.runner import NativeRunner
 from replica.engine.engine import Engine
 from replica.messages import Sampling, Submit
 from replica.model.config import read_config
 from replica.runners.clock import WallClock
+from replica.runners.native import NativeRunner
 from replica.runners.request import Scheduled
 from replica.runners.runner import ImmediateRunner, SampledToken
 from tests.bench.measure import heading, row

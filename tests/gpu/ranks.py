@@ -1,4 +1,4 @@
-"""Small models whose ranks have a GPU each give a CPU's tokens, in graphs and without, and from host memory.
+"""Small models whose ranks have a GPU each give a CPU's tokens, in graphs and without.
 
 Each case is a process of its own: one that has left NCCL's group cannot join another.
 """
@@ -15,8 +15,7 @@ from tests.gpu.apart import Ended, Job, Say, apart, last_line
 from tests.gpu.golden import Expected, hear, prompts, same_tokens
 from tests.gpu.place import Place
 from tests.gpu.report import Table
-from tests.replica.models import ask, native, saved
-from tests.replica.parallel.conftest import closing_engine
+from tests.replica.models import ask, closing_engine, native, saved
 
 TITLE = "small models on several GPUs"
 MODELS = ("llama-odd", "qwen3")
@@ -24,7 +23,6 @@ RANKS = (2, 4)
 CHANGES: dict[str, dict[str, Any]] = {
     "as it is": {},
     "no graphs": {"graphs": False},
-    "host memory": {"num_blocks": 14, "host_blocks": 64},
 }
 QUICK_CHANGES: dict[str, dict[str, Any]] = {"small steps": {"graphs": False, "max_num_batched_tokens": 64}}
 

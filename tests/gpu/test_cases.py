@@ -10,7 +10,6 @@ from torch import Tensor
 from kernels.paged import LayerCache
 from kernels.plain import PlainAttention
 from kernels.pointwise import Pointwise
-from kernels.reference import attend_one
 from kernels.sampling import draw
 from kernels.tables import TableStep
 from tests.gpu import attention_cases, draw_cases, row_cases
@@ -29,6 +28,7 @@ from tests.gpu.attention_cases import (
 from tests.gpu.draw_cases import NEAR, SHAPES, Inputs, distance
 from tests.gpu.place import Place
 from tests.kernels.poison import poisoned
+from tests.kernels.reference import attend_one
 
 CPU = torch.device("cpu")
 PLACE = Place(CPU, quick=True, until_s=time.monotonic() + 1000)

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from replica.config import SimulatedConfig
-from replica.http.held_answers import MAX_BYTES, MAX_BYTES_EACH, SMALL_BYTES, HeldAnswer, HeldAnswers, NoRoom
+from replica.http.engine_client import MAX_BYTES, MAX_BYTES_EACH, SMALL_BYTES, HeldAnswer, HeldAnswers, NoRoom
 from replica.messages import Output, TokenLogprobs
 from tests.events.processes import DEADLINE_S, wait_until
 from tests.replica.serving import MODEL, SERVE, Replica, config
@@ -36,7 +36,7 @@ class Limited(Replica):
     """Holds an eighth of what a replica would, so that it is reached sooner."""
 
     def __init__(self) -> None:
-        less = f"import replica.http.held_answers as held; held.MAX_BYTES_EACH = {MAX_BYTES_EACH // 8}; {SERVE}"
+        less = f"import replica.http.engine_client as held; held.MAX_BYTES_EACH = {MAX_BYTES_EACH // 8}; {SERVE}"
         self._start([sys.executable, "-c", less, msgspec.json.encode(config(FASTEST)).decode()])
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.gpu.flash import LIBRARY, LIBRARY2
+from kernels.gpu.flash import LIBRARY
 from kernels.paged import LayerCache
 from kernels.plain import PlainAttention
 from kernels.tables import TableStep
@@ -23,12 +23,6 @@ NEW = """fwd(Tensor! q, Tensor k, Tensor v, Tensor? k_new, Tensor? v_new, Tensor
 OTHER = NEW.replace("Tensor? v_descale,", "Tensor? v_descale, Tensor? o_scale,").replace(
     ", int cp_world_size, int cp_rank, Tensor? cp_tot_seqused_k", ""
 )
-# Version 2 in vLLM 0.33, and as it was before it needed no build for each torch.
-NEW2 = """varlen_fwd(Tensor! q, Tensor k, Tensor v, Tensor!? out, Tensor cu_seqlens_q, Tensor cu_seqlens_k,
-    Tensor? seqused_k, Tensor? leftpad_k, Tensor? block_table, Tensor? alibi_slopes, int max_seqlen_q, int max_seqlen_k,
-    float p_dropout, float softmax_scale, bool zero_tensors, bool is_causal, int window_size_left,
-    int window_size_right, float softcap, bool return_softmax, int num_splits, Tensor? gen) -> Tensor[]"""
-OLD2 = NEW2.replace("int num_splits, Tensor? gen", "Generator? gen")
 PLAIN = {
     "is_causal": True,
     "window_size_left": -1,
@@ -46,15 +40,14 @@ def operator(schema: str = NEW) -> Iterator[list[dict[str, Any]]]:
     """The library is loaded; what its operator is called with is noted."""
     calls: list[dict[str, Any]] = []
     name = schema.partition("(")[0]
-    where, compute = (LIBRARY, _fwd) if name == "fwd" else (LIBRARY2, _varlen_fwd)
-    library = torch.library.Library(where, "DEF")
+    library = torch.library.Library(LIBRARY, "DEF")
     library.define(schema)
-    names = [argument.name for argument in getattr(getattr(torch.ops, where), name).default._schema.arguments]
+    names = [argument.name for argument in getattr(getattr(torch.ops, LIBRARY), name).default._schema.arguments]
 
     def call(*values: Any) -> list[Tensor]:
         given = {name: value for name, value in zip(names, values, strict=True) if value is not None}
         calls.append(given)
-        return [compute(given)]
+        return [_fwd(given)]
 
     library.impl(name, call, "CPU")
     try:
@@ -79,19 +72,6 @@ def _fwd(given: dict[str, Any]) -> Tensor:
     tables = (given["page_table"], given["seqused_k"], starts, given["max_seqlen_k"])
     rows = queries.flatten(0, -3)
     return _attended(rows, given["k"], given["v"], *tables).view_as(queries)
-
-
-def _varlen_fwd(given: dict[str, Any]) -> Tensor:
-    constants = {"p_dropout": 0.0, "zero_tensors": False, "return_softmax": False, **PLAIN}
-    tensors = {"q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "seqused_k", "block_table"}
-    others = {name: value for name, value in given.items() if name not in tensors}
-    scale, rows = others.pop("softmax_scale"), others.pop("max_seqlen_q")
-    longest = others.pop("max_seqlen_k")
-    assert others == {name: constants[name] for name in others}
-    queries, starts = given["q"], given["cu_seqlens_q"]
-    assert scale == queries.shape[-1] ** -0.5 and rows >= starts.diff().max()
-    assert given["cu_seqlens_k"].dtype == torch.int32 and given["cu_seqlens_k"].shape == starts.shape
-    return _attended(queries, given["k"], given["v"], given["block_table"], given["seqused_k"], starts, longest)
 
 
 def varlen_attn(calls: list[str]) -> Callable[..., Tensor]:

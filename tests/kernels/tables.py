@@ -6,9 +6,9 @@ from torch import Tensor
 from kernels.contexts import ContextStep
 from kernels.paged import Attention, LayerCache
 from kernels.pointwise import Pointwise
-from kernels.reference import ReferenceAttention
 from kernels.tables import Mixed, TableStep
 from tests.kernels.poison import poisoned
+from tests.kernels.reference import ReferenceAttention
 from tests.kernels.sequences import Sequence, Shape, memory, sequences
 
 Part = tuple[Sequence, int, int]  # so many tokens, from the one at `start` on

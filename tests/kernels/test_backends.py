@@ -35,7 +35,7 @@ def test_a_cpu_gets_the_cpu_path() -> None:
 
 
 def test_what_is_asked_for_by_name_is_taken() -> None:
-    assert choose("reference", "cpu", KvShape(FLOAT32, 16, 64)).attention.name == "reference"
+    assert choose("cpu", "cpu", KvShape(FLOAT32, 16, 64)).attention.name == "cpu"
 
 
 @pytest.mark.parametrize("error", [ImportError("no module"), OSError("no library"), RuntimeError("no operator")])
@@ -56,9 +56,9 @@ def test_a_mistake_in_the_code_is_not_taken_for_a_missing_library(monkeypatch: p
 @pytest.mark.parametrize(
     ("name", "device", "names"),
     [
-        ("fast", "cpu", "auto, cpu, reference"),
-        ("triton", "cpu", "auto, cpu, reference"),
-        ("cpu", "cuda", "auto, flash3, flash3-vllm, varlen, triton, flash2, flash2-vllm, torch"),
+        ("fast", "cpu", "auto, cpu"),
+        ("triton", "cpu", "auto, cpu"),
+        ("cpu", "cuda", "auto, flash3, flash3-vllm, varlen, triton, torch"),
     ],
 )
 def test_an_unknown_name_is_refused_with_those_there_are(name: str, device: str, names: str) -> None:
@@ -128,24 +128,6 @@ def test_then_the_one_inside_vllm_of_which_nothing_is_imported(tmp_path: Path, m
     assert loaded == [path] and "vllm" not in sys.modules
 
 
-@pytest.mark.parametrize(("capability", "why"), [((8, 0), ""), ((7, 5), "needs compute capability 8.0")])
-def test_version_2_is_taken_from_vllm_by_its_name(
-    capability: tuple[int, int], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, loaded = vllm(tmp_path, monkeypatch, "_vllm_fa2_C.abi3.so"), list[Path]()
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    monkeypatch.setattr(torch.ops, "load_library", loaded.append)
-    with flashes.operator(flashes.NEW2):
-        if why:
-            with pytest.raises(ValueError, match=why):
-                choose("flash2-vllm", "cuda", KvShape(BFLOAT16, 16, 64))
-        else:
-            assert choose("flash2-vllm", "cuda", KvShape(BFLOAT16, 16, 64)).attention.name == "flash2"
-            assert loaded == [path] and "vllm" not in sys.modules
-            with pytest.raises(ValueError, match="a block size that 16 divides, not 8"):
-                choose("flash2-vllm", "cuda", KvShape(BFLOAT16, 8, 64))
-
-
 def test_then_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
     module = SimpleNamespace(varlen_attn=flashes.varlen_attn([]))
     monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", module)
@@ -155,7 +137,7 @@ def test_then_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_then_triton_and_at_last_torch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     choice = choose("auto", "cuda", KvShape(BFLOAT16, 16, 64))
-    passed = ["flash3", "flash3-vllm", "varlen", "triton", "flash2", "flash2-vllm"]
+    passed = ["flash3", "flash3-vllm", "varlen", "triton"]
     assert choice.attention.name == "torch" and list(choice.passed) == passed
     triton(monkeypatch)
     assert choose("auto", "cuda", KvShape(BFLOAT16, 16, 64)).attention.name == "triton"

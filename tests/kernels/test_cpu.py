@@ -11,8 +11,8 @@ from kernels.contexts import ContextStep
 from kernels.cpu import PARTITION, CpuAttention
 from kernels.paged import LayerCache
 from kernels.pointwise import Pointwise
-from kernels.reference import ReferenceAttention
 from kernels.spans import Copy
+from tests.kernels.reference import ReferenceAttention
 from tests.kernels.sequences import Sequence, Shape, computed, memory, run, sequences
 
 CPU, REFERENCE = CpuAttention(), ReferenceAttention()

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from kernels.gpu.flash import FlashAttention2, FlashAttention3, VarlenAttention
-from tests.kernels.flashes import NEW, NEW2, OLD2, OTHER, operator, varlen_attn
+from kernels.gpu.flash import FlashAttention3, VarlenAttention
+from tests.kernels.flashes import NEW, OTHER, operator, varlen_attn
 from tests.kernels.sequences import Shape
 from tests.kernels.tables import both
 
@@ -29,15 +29,6 @@ def test_flash3_computes_a_step_in_one_call(schema: str, spans: list[tuple[int, 
 
 
 @steps
-@pytest.mark.parametrize("schema", [NEW2, OLD2])
-def test_flash2_computes_a_step_in_one_call(schema: str, spans: list[tuple[int, int]], decoding: int) -> None:
-    with operator(schema) as calls:
-        mine, expected = both(FlashAttention2(torch.ops._vllm_fa2_C.varlen_fwd), SHAPE, spans, decoding)
-    torch.testing.assert_close(mine, expected, atol=4e-6, rtol=4e-6)
-    assert len(calls) == 1
-
-
-@steps
 def test_varlen_attn_computes_a_step_in_one_call(spans: list[tuple[int, int]], decoding: int) -> None:
     calls: list[str] = []
     mine, expected = both(VarlenAttention(varlen_attn(calls)), SHAPE, spans, decoding)
@@ -55,15 +46,3 @@ def test_varlen_attn_computes_a_step_in_one_call(spans: list[tuple[int, int]], d
 def test_an_operator_that_cannot_be_called_is_refused(schema: str, reason: str) -> None:
     with operator(schema), pytest.raises(RuntimeError, match=reason):
         fwd()
-
-
-@pytest.mark.parametrize(
-    ("schema", "reason"),
-    [
-        (NEW2.replace("Tensor? block_table,", ""), "_vllm_fa2_C.varlen_fwd does not take block_table"),
-        (NEW2.replace("int num_splits", "int num_splits, int mystery"), "_vllm_fa2_C.varlen_fwd wants mystery"),
-    ],
-)
-def test_an_operator_of_version_2_that_cannot_be_called_is_refused(schema: str, reason: str) -> None:
-    with operator(schema), pytest.raises(RuntimeError, match=reason):
-        FlashAttention2(torch.ops._vllm_fa2_C.varlen_fwd)

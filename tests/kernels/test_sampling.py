@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.sampling import GREEDY_BELOW, draw
+from kernels.sampling import draw
 from replica.cache.chain import Chain
 from replica.messages import Sampling
 from replica.runners import sampling
@@ -64,18 +64,6 @@ def test_what_equals_the_last_that_is_kept_is_kept_too() -> None:
     logits = torch.tensor([[1.0, 0.0, 1.0, 1.0]])
     assert {drawn(wish(logits, where, top_k=2))[0] for where in (0.1, 0.5, 0.9)} == {0, 2, 3}
     assert {drawn(wish(logits, where, top_p=0.1))[0] for where in (0.1, 0.5, 0.9)} == {0, 2, 3}
-
-
-def test_of_equal_logits_the_first_is_the_greedy_one() -> None:
-    assert drawn(wish(torch.tensor([[0.0, 2.0, 2.0]]), 0.9, temperature=GREEDY_BELOW / 2)) == [1]
-
-
-def test_a_top_p_of_nothing_keeps_the_likeliest() -> None:
-    assert drawn(wish(torch.tensor([[0.0, 2.0, 1.0]]), 0.99, top_p=0.0)) == [1]
-
-
-def test_both_samplers_agree_on_what_is_greedy() -> None:
-    assert GREEDY_BELOW == sampling.GREEDY_BELOW
 
 
 def wish(logits: Tensor, where: float, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> Wishes:

@@ -10,13 +10,10 @@ import torch
 
 from replica.cache.lower import HOST
 from replica.engine.engine import Engine
-from tests.replica.models import Answer, ask, native, submit
-from tests.replica.parallel.conftest import closing_engine
+from tests.replica.models import Answer, ask, closing_engine, native, submit
 
 BLOCK = 16
 WAYS = ("cold", "cached", "from host memory", "resumed elsewhere")
-OVER_RANKS = "over three ranks"
-RANKS = 3  # which divide its 9 heads
 STUCK_S = 600.0
 
 Tokens = list[int]
@@ -34,7 +31,7 @@ class Compared(NamedTuple):
     margin: float  # between the two likeliest tokens, where that is least
 
 
-def said(folder: Path, prompts: Sequence[Tokens], text: Tokens, new: int, *, over_ranks: bool) -> Said:
+def said(folder: Path, prompts: Sequence[Tokens], text: Tokens, new: int) -> Said:
     """One prompt after the other, greedy, in float32. Raise AssertionError if one was not found where it should be."""
     longest = max(map(len, [*prompts, text])) + new
     one = {"block_size": BLOCK, "num_blocks": longest // BLOCK + 4, "max_model_len": longest, "dtype": "float32"}
@@ -59,9 +56,6 @@ def said(folder: Path, prompts: Sequence[Tokens], text: Tokens, new: int, *, ove
             tokens["resumed elsewhere"].append([*whole[:cut], *_answer(engine, prompt, new, whole[:cut]).token_ids])
         [answer] = ask(engine, [text], max_tokens=1, prompt_logprobs=0)
     assert answer.prompt_logprobs is not None
-    if over_ranks:
-        with closing_engine(native(folder, **one, tensor_parallel_size=RANKS, threads=RANKS)) as engine:
-            tokens[OVER_RANKS] = [_answer(engine, prompt, new).token_ids for prompt in prompts]
     return Said(tokens, [found.logprob for found in answer.prompt_logprobs])
 
 

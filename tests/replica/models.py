@@ -3,7 +3,8 @@
 Each architecture is named where it is used: transformers loads it then, and it takes seconds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
@@ -108,6 +109,16 @@ def engine_of(config: EngineConfig, runner: Runner) -> Engine:
     """Put the same parts around a runner as a replica's process does."""
     shelf = None if runner.adapters is None else Shelf(runner.adapters, config.max_loras)
     return Engine(config, runner, WallClock(), make_mover(config, runner, WallClock(), None), shelf)
+
+
+@contextmanager
+def closing_engine(engine: Engine) -> Iterator[Engine]:
+    try:
+        yield engine
+    finally:
+        if engine.mover is not None:
+            engine.mover.close()
+        engine.runner.close()
 
 
 class Answer:

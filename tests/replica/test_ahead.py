@@ -50,35 +50,6 @@ def test_a_token_is_computed_before_anybody_knows_which_it_is() -> None:
     assert output.token_ids == generate(engine(), PROMPT, 1)[0]
 
 
-def test_a_step_says_what_the_one_before_it_brought() -> None:
-    one, _ = ahead_engine()
-    submit(one, 1, PROMPT, 3)
-    assert [len(step(one)) for _ in range(4)] == [0, 1, 1, 1]
-    assert not one.busy
-
-
-def test_answers_are_those_of_an_engine_that_waits_for_each_step() -> None:
-    waits, (ahead, runner) = engine(), ahead_engine()
-    for one in (waits, ahead):
-        for number in range(6):
-            submit(one, number, PROMPT[: 3 * number + 1], 3 + number, seed=number)
-    assert drain(ahead) == drain(waits)
-    assert runner.ahead_steps > 5
-
-
-def test_a_request_resumed_elsewhere_continues_with_the_same_tokens() -> None:
-    whole, _ = generate(engine(), PROMPT, 12, seed=5)
-    one, _ = ahead_engine()
-    assert generate(one, PROMPT, 12, output=whole[:7], seed=5)[0] == whole[7:]
-
-
-def test_a_prompt_in_pieces_flies_piece_by_piece() -> None:
-    one, runner = ahead_engine(max_num_batched_tokens=8)
-    assert generate(one, PROMPT, 2)[0] == generate(engine(), PROMPT, 2)[0]
-    assert runner.batches == [[(0, 0, 8)], [(0, 8, 8)], [(0, 16, 5)], [(0, 21, 1)]]
-    assert runner.ahead_steps == 3
-
-
 # ---- how it ends
 
 
@@ -87,17 +58,6 @@ def test_nothing_is_computed_after_the_last_token_that_max_tokens_allows(max_tok
     one, runner = ahead_engine()
     assert len(generate(one, PROMPT, max_tokens)[0]) == max_tokens
     assert len(runner.batches) == one.steps == max_tokens
-
-
-def test_nothing_is_computed_after_the_last_token_that_the_model_takes() -> None:
-    one, runner = ahead_engine(max_model_len=24)
-    assert len(generate(one, PROMPT, 100)[0]) == 3
-    assert len(runner.batches) == 3
-
-
-def test_resumed_output_beyond_its_own_limit_ends_after_one_token() -> None:
-    one, _ = ahead_engine()
-    assert len(generate(one, PROMPT, 2, output=[1] * 5)[0]) == 1
 
 
 def test_a_stop_token_is_known_a_step_late_and_later_work_is_dropped() -> None:
@@ -146,37 +106,6 @@ def test_cancel_in_flight_gives_the_blocks_back_at_once(steps: int) -> None:
     assert not runner.flying
 
 
-def test_a_request_cancelled_in_flight_leaves_in_the_cache_what_had_landed() -> None:
-    one, _ = ahead_engine(max_num_batched_tokens=8)
-    submit(one, 1, PROMPT, 20)
-    for _ in range(3):  # 16 tokens have landed, and 5 fly
-        step(one)
-    one.cancel(1)
-    assert generate(one, PROMPT)[1] == 16
-
-
-def test_what_a_cancelled_request_was_drawing_is_no_other_requests_of_the_same_number() -> None:
-    one, _ = ahead_engine()
-    submit(one, 1, PROMPT, 20)
-    step(one)
-    one.cancel(1)
-    other = list(range(300, 310))
-    submit(one, 1, other, 3)
-    assert drain(one)[1] == generate(engine(), other, 3)[0]
-
-
-def test_the_cache_can_be_reset_while_a_cancelled_requests_step_flies() -> None:
-    one, _ = ahead_engine()
-    generate(one, PROMPT)
-    submit(one, 1, PROMPT, 20)
-    step(one)
-    assert not one.reset()
-    one.cancel(1)
-    assert one.reset()
-    assert one.busy
-    assert generate(one, PROMPT) == generate(engine(), PROMPT)
-
-
 # ---- when it lands first
 
 
@@ -213,13 +142,6 @@ def test_a_penalized_request_draws_when_all_its_tokens_are_known(penalty: str) -
     assert runner.ahead_steps == 2  # for the pieces of its prompt
 
 
-@pytest.mark.parametrize("sampling", [{"min_tokens": 3}, {"temperature": 0.0}, {"top_k": 3}])
-def test_what_does_not_depend_on_the_tokens_before_is_drawn_ahead(sampling: dict[str, Any]) -> None:
-    one, runner = ahead_engine()
-    generate(one, PROMPT, 5, **sampling)
-    assert runner.ahead_steps == 4
-
-
 @pytest.mark.parametrize(
     ("sampling", "ahead_steps"),
     [({"logit_bias": {3: 1.0}}, 0), ({"top_logprobs": 2}, 0), ({"min_tokens": 3, "stop_token_ids": (999,)}, 2)],
@@ -232,15 +154,6 @@ def test_what_the_host_has_a_hand_in_lets_the_others_have_their_tokens_first(
     generate(one, PROMPT, 5, **sampling)
     assert runner.ahead_steps == ahead_steps
     assert one.steps == 5
-
-
-def test_a_request_for_prompt_logprobs_runs_ahead_after_its_first_token() -> None:
-    one, runner = ahead_engine(max_num_batched_tokens=8)
-    submit(one, 1, PROMPT, 4, prompt_logprobs=0)
-    outputs = [output for _ in range(8) for output in step(one)]
-    assert [len(output.prompt_logprobs or ()) for output in outputs] == [20, 0, 0, 0]
-    assert runner.log[:6] == [(what, number) for number in range(3) for what in ("start", "finish")]
-    assert runner.ahead_steps == 2
 
 
 @pytest.mark.parametrize(
@@ -279,14 +192,6 @@ def test_a_prefix_is_waited_for_until_it_has_landed_and_computed_once() -> None:
     assert drain(one).keys() == {1, 2}
 
 
-def test_a_wait_for_a_prefix_survives_its_finished_owner() -> None:
-    one, _ = ahead_engine(max_num_batched_tokens=64)
-    submit(one, 1, [*PROMPT[:20], 1], 1)
-    submit(one, 2, [*PROMPT[:20], 2], 2)
-    assert {number: len(tokens) for number, tokens in drain(one).items()} == {1: 1, 2: 2}
-    assert one.stats().computed_prompt_tokens == 22
-
-
 def test_a_fork_copies_what_has_landed_of_a_block_on_which_its_owner_still_writes() -> None:
     one, runner = ahead_engine(max_num_batched_tokens=64)
     submit(one, 1, PROMPT[:18], 20)
@@ -297,28 +202,7 @@ def test_a_fork_copies_what_has_landed_of_a_block_on_which_its_owner_still_write
     assert runner.copied_tokens == 2
 
 
-def test_the_next_turn_continues_on_the_block_that_a_step_for_nothing_writes_on() -> None:
-    first, _ = generate(engine(), PROMPT, 1)
-    one, runner = ahead_engine()
-    submit(one, 1, PROMPT, 3, stop_token_ids=tuple(first))
-    step(one)
-    assert step(one)[0].finish_reason == "stop"
-    submit(one, 2, [*PROMPT, 7, 8], 4)
-    drain(one)
-    assert (2, 21, 2) in runner.batches[2]
-    assert runner.copied_tokens == 0
-
-
 # ---- what it says
-
-
-def test_a_prompt_that_flies_is_still_queued_prefill() -> None:
-    one, _ = ahead_engine()
-    submit(one, 1, PROMPT)
-    step(one)
-    assert one.load().queued_prefill_tokens == 21
-    step(one)
-    assert one.load().queued_prefill_tokens == 0
 
 
 def test_a_steps_time_begins_when_the_one_before_it_has_landed() -> None:

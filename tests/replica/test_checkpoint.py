@@ -34,7 +34,7 @@ def test_a_published_checkpoint_says_in_every_way_what_it_says_in_transformers()
     tokenizer = HfTokenizer(folder)
     texts = (CHAT, "".join(TEXTS[:6])[:200], TEXTS[10] + TEXTS[11], TEXT)  # a conversation, languages, code
     prompts = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
-    found, model = said(folder, prompts, prompts[-1], NEW, over_ranks=False), network(folder)
+    found, model = said(folder, prompts, prompts[-1], NEW), network(folder)
     for answer in compared(model, prompts, found):
         assert answer.same == dict.fromkeys(WAYS, NEW), f"the margin is {answer.margin}"
     assert "Paris" in tokenizer.decode(found.tokens["cold"][0])

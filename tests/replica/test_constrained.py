@@ -26,7 +26,7 @@ from replica.runners.request import Request
 from replica.runners.sampling import sample
 from tests.replica.device.hosts import on_device
 from tests.replica.engines import chain
-from tests.replica.grammar.constraints import KINDS, WEATHER, schema
+from tests.replica.grammar.constraints import KINDS, WEATHER
 from tests.replica.models import VOCABULARY, Answer, finish, native, saved, submit
 
 END = ByteTokenizer.eos
@@ -166,33 +166,6 @@ def test_log_probabilities_are_of_what_is_allowed(folder: Path) -> None:
         assert logprobs.rank <= len(finite)
 
 
-def test_a_constraint_says_nothing_about_the_cache(folder: Path) -> None:
-    engine = native(folder)
-    shared = prompt(1, 64)
-    submit(engine, 1, shared)
-    finish(engine)
-    constrain(engine, 2, shared, OPEN)
-    submit(engine, 3, shared)
-    answers = finish(engine)
-    assert answers[2].cached_tokens == answers[3].cached_tokens == 63
-
-
-def test_it_ends_at_a_stop_token_or_at_the_limit_of_tokens(folder: Path) -> None:
-    engine = native(folder)
-    stop_at_b = alone(engine, 1, OPEN, stop_token_ids=(ord("b"), END), logit_bias={ord("b"): 100.0})
-    assert (stop_at_b.finish_reason, text(stop_at_b)[-1:]) == ("stop", "b")
-    assert alone(engine, 1, Constraint("regex", "[a-d]{9}"), max_tokens=4).finish_reason == "length"
-
-
-def test_min_tokens_outlast_the_form(folder: Path) -> None:
-    for made in (native, on_device):
-        answer = alone(made(folder), 1, Constraint("regex", "[a-d]{3}"), min_tokens=6)
-        assert answer.token_ids[3:] == [END] * 3
-        assert answer.finish_reason == "stop"
-        longer = alone(made(folder), 1, OPEN, min_tokens=6, logit_bias={END: 100.0})
-        assert END not in longer.token_ids[:6]
-
-
 def test_what_cannot_be_followed_further_has_not_ended_by_itself(folder: Path) -> None:
     ambiguous = Constraint("grammar", 'start: start start | "a" | start start start')
     engine = native(folder)
@@ -226,9 +199,3 @@ def test_free_requests_do_not_wait_for_constrained_ones(folder: Path) -> None:
             tokens[output.id] += len(output.token_ids)
         engine.check()
     assert tokens == {1: 20, 2: 10}
-
-
-def test_constrained_requests_alone_wait_for_their_own_tokens(folder: Path) -> None:
-    engine = on_device(folder)
-    constrain(engine, 1, prompt(1), schema({"const": "abcdef"}), top_logprobs=None)
-    assert text(finish(engine)[1]) == '"abcdef"'

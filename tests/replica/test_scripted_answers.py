@@ -12,7 +12,7 @@ from api.native import REQUEST_TYPE, Native, envelope, pack_ids
 from api.openai.requests import ChatRequest
 from api.tokens.tokenizer import ByteTokenizer
 from replica.config import AnswerRule, SimulatedConfig
-from replica.http.scripted_answers import ScriptedAnswers
+from replica.http.work import ScriptedAnswers
 from replica.messages import Sampling
 from replica.runners.request import Request
 from tests.replica.engines import chain
@@ -63,28 +63,6 @@ def test_a_chat_is_answered_by_a_call_and_then_by_its_result(scripted: Replica) 
         ).json
         assert second["choices"][0]["message"]["content"] == told
         assert second["usage"]["prompt_tokens_details"]["cached_tokens"] >= first["usage"]["prompt_tokens"] - 16
-
-
-def test_a_message_is_answered_by_the_same_script(scripted: Replica) -> None:
-    tools = [{"name": "write", "input_schema": SCHEMA}]
-    asked: dict[str, Any] = {"model": MODEL, "max_tokens": 500, "tools": tools, "messages": [user("Write.")]}
-    first = scripted.post("/v1/messages", asked).json
-    text, call = first["content"]
-    assert (text["text"], first["stop_reason"]) == ("I write.", "tool_use")
-    assert (call["name"], call["input"]) == ("write", {"path": "a.txt", "text": "é"})
-    result = {"type": "tool_result", "tool_use_id": call["id"], "content": "ok"}
-    asked["messages"] += [{"role": "assistant", "content": first["content"]}, {"role": "user", "content": [result]}]
-    assert scripted.post("/v1/messages", asked).json["content"][0]["text"] == "Done."
-
-
-def test_a_response_is_answered_by_the_same_script(scripted: Replica) -> None:
-    asked: dict[str, Any] = {"model": MODEL, "input": "Write.", "tools": [{"type": "function", "name": "write"}]}
-    first = scripted.post("/v1/responses", asked).json
-    message, call = first["output"]
-    assert (message["content"][0]["text"], call["name"], call["arguments"]) == ("I write.", "write", ARGUMENTS)
-    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "ok"}
-    second = scripted.post("/v1/responses", asked | {"input": [result], "previous_response_id": first["id"]}).json
-    assert second["output"][0]["content"][0]["text"] == "Done."
 
 
 def test_a_custom_tool_of_a_response_is_called_with_text(scripted: Replica) -> None:

@@ -5,7 +5,6 @@ import contextlib
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.client import HTTPConnection
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -68,25 +67,6 @@ def test_the_ready_line_says_where_and_what(served: Replica) -> None:
     )
 
 
-def test_the_same_seed_gives_the_same_text(served: Replica) -> None:
-    first, again = (served.post("/v1/completions", completion()).json["choices"] for _ in range(2))
-    assert first == again
-    assert served.post("/v1/completions", completion(seed=2)).json["choices"] != first
-
-
-def test_without_a_seed_answers_differ(served: Replica) -> None:
-    texts = {served.post("/v1/completions", completion(seed=None)).json["choices"][0]["text"] for _ in range(3)}
-    assert len(texts) > 1
-
-
-def test_choice_i_samples_with_seed_plus_i(served: Replica) -> None:
-    three = served.post("/v1/completions", completion(n=3, seed=5)).json["choices"]
-    assert [choice["index"] for choice in three] == [0, 1, 2]
-    for index, choice in enumerate(three):
-        [alone] = served.post("/v1/completions", completion(seed=5 + index)).json["choices"]
-        assert alone["text"] == choice["text"]
-
-
 def test_a_list_of_prompts_is_answered_in_order(served: Replica) -> None:
     answer = served.post("/v1/completions", completion(prompt=["one", [116, 119, 111]], n=1)).error
     assert answer["param"] == "prompt"  # mixed
@@ -113,14 +93,6 @@ def test_a_streamed_answer_is_the_whole_one_in_pieces(served: Replica) -> None:
         assert [part["finish_reason"] for part in mine][-1] == choice["finish_reason"] == "length"
 
 
-def test_usage_is_not_streamed_unless_asked_for(served: Replica) -> None:
-    parts = chunks(served.post("/v1/completions", completion(stream=True)).body)
-    assert all("usage" not in part for part in parts)
-    options = {"include_usage": True, "continuous_usage_stats": True}
-    parts = chunks(served.post("/v1/completions", completion(stream=True, stream_options=options)).body)
-    assert [part["usage"]["completion_tokens"] for part in parts] == [*range(1, 9), 8]
-
-
 def test_cached_tokens_are_reported_in_usage_and_header(served: Replica) -> None:
     prompt = "a prefix that nobody else in these tests uses, as long as it takes to fill a few blocks"
     cold = served.post("/v1/completions", completion(prompt=prompt))
@@ -131,13 +103,6 @@ def test_cached_tokens_are_reported_in_usage_and_header(served: Replica) -> None
     assert warm.json["usage"]["prompt_tokens_details"] == {"cached_tokens": all_but_one}
     streamed = served.post("/v1/completions", completion(prompt=prompt, stream=True))
     assert streamed.headers[CACHED_TOKENS_HEADER] == str(all_but_one)
-
-
-def test_another_cache_salt_does_not_share(served: Replica) -> None:
-    prompt = "a second prefix that nobody else in these tests uses, over several blocks"
-    for salt, shared in [("alice", False), ("bob", False), ("alice", True)]:
-        answer = served.post("/v1/completions", completion(prompt=prompt, cache_salt=salt))
-        assert (answer.headers[CACHED_TOKENS_HEADER] != "0") == shared
 
 
 def test_the_cache_is_reset_on_request(served: Replica) -> None:
@@ -184,22 +149,6 @@ def test_nothing_follows_a_stop_string_however_far_the_engine_has_got(served: Re
         assert bytes(token for part in mine for token in part["token_ids"]).endswith(b"e")
 
 
-def test_a_stop_token_of_the_client_is_named(served: Replica) -> None:
-    [free] = served.post("/v1/completions", completion()).json["choices"]
-    token = ord(free["text"][3])
-    answer = served.post("/v1/completions", completion(stop_token_ids=[token])).json
-    [stopped] = answer["choices"]
-    assert (stopped["finish_reason"], stopped["stop_reason"]) == ("stop", token)
-    assert stopped["text"] == free["text"][: free["text"].index(chr(token))]
-    assert answer["usage"]["completion_tokens"] == len(stopped["text"]) + 1
-
-
-def test_the_text_ends_by_itself_at_the_end_of_sequence(served: Replica) -> None:
-    [choice] = served.post("/v1/completions", completion(max_tokens=1000, ignore_eos=False)).json["choices"]
-    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", None)
-    assert "<|" not in choice["text"]
-
-
 def test_logprobs_in_both_shapes(served: Replica) -> None:
     [choice] = served.post("/v1/completions", completion(logprobs=2)).json["choices"]
     logprobs = choice["logprobs"]
@@ -210,13 +159,6 @@ def test_logprobs_in_both_shapes(served: Replica) -> None:
     content = choice["logprobs"]["content"]
     assert "".join(token["token"] for token in content) == choice["message"]["content"]
     assert all(len(token["top_logprobs"]) == 3 and token["logprob"] <= 0 for token in content)
-
-
-def test_streamed_logprobs_are_the_whole_ones(served: Replica) -> None:
-    [choice] = served.post("/v1/completions", completion(logprobs=1)).json["choices"]
-    parts = chunks(served.post("/v1/completions", completion(logprobs=1, stream=True)).body)
-    for name, values in choice["logprobs"].items():
-        assert [value for part in parts for value in part["choices"][0]["logprobs"][name]] == values
 
 
 def test_log_probabilities_of_the_prompt_in_both_shapes(served: Replica) -> None:
@@ -236,19 +178,6 @@ def test_log_probabilities_of_the_prompt_in_both_shapes(served: Replica) -> None
             assert of_token[str(token_id)]["rank"] == 1 and len(of_token) == 2
     spelled = [of_token[str(ord(char))]["decoded_token"] for of_token, char in zip(shown[0][1:], "hello", strict=True)]
     assert "".join(spelled) == "hello"
-
-
-def test_one_token_has_no_log_probabilities_before_it(served: Replica) -> None:
-    [choice] = served.post("/v1/completions", completion(prompt=[104], prompt_logprobs=0)).json["choices"]
-    assert choice["prompt_logprobs"] == [None]
-    assert "prompt_logprobs" not in served.post("/v1/chat/completions", chat()).json
-
-
-def test_a_prompt_that_is_cached_has_its_log_probabilities_too(served: Replica) -> None:
-    body = completion(prompt="a prompt of some blocks, sent again and again, never the same", prompt_logprobs=1)
-    first, again = (served.post("/v1/completions", body).json for _ in range(2))
-    assert first["choices"] == again["choices"]
-    assert len(first["choices"][0]["prompt_logprobs"]) == first["usage"]["prompt_tokens"]
 
 
 @pytest.fixture(scope="module")
@@ -318,11 +247,6 @@ def test_errors_name_what_is_wrong(
     assert answer.error["message"]
 
 
-def test_any_content_type_is_taken_for_json(served: Replica) -> None:
-    headers = {"Content-Type": "text/plain"}
-    assert served.post("/v1/completions", completion(), **headers).status == 200
-
-
 def test_a_body_over_the_limit_is_refused_while_it_comes(small: Replica) -> None:
     declared = small.post("/v1/completions", completion(prompt="x" * 2000))
     assert (declared.status, declared.error["code"]) == (413, "body_too_large")
@@ -358,26 +282,6 @@ def test_a_full_queue_is_reported_with_the_time_to_come_back(guarded: Replica) -
     connection.close()
     guarded.wait_idle()  # the one of the two that had been taken was cancelled, too
     assert guarded.post("/v1/completions", completion(max_tokens=1), **WITH_KEY).status == 200
-
-
-def test_a_request_that_can_never_fit_is_refused_with_the_numbers() -> None:
-    with replica(num_blocks=4) as tiny:
-        answer = tiny.post("/v1/completions", completion(prompt="x" * 40, max_tokens=40))
-        assert (answer.status, answer.error["param"]) == (400, "max_tokens")
-        assert "length is 64" in answer.error["message"]  # 4 blocks of 16
-
-
-def test_clients_that_leave_give_their_blocks_back() -> None:
-    with replica(SLOW) as slow:
-        for stream in (True, False):
-            connection = HTTPConnection("127.0.0.1", slow.port)
-            connection.request("POST", "/v1/completions", json.dumps(completion(max_tokens=4000, n=3, stream=stream)))
-            wait_until(lambda: slow.load()["load"]["running"] == 3, "the request runs")
-            connection.close()
-            slow.wait_idle()
-        metrics = slow.get("/metrics").body.decode()
-        assert f'warmroute:client_disconnects_total{{model_name="{MODEL}"}} 2.0' in metrics
-        assert f'vllm:request_success_total{{finished_reason="abort",model_name="{MODEL}"}} 6.0' in metrics
 
 
 async def test_clients_that_leave_at_random_leave_nothing_behind(served: Replica) -> None:
@@ -443,20 +347,6 @@ def replaced_cached_tokens(body: bytes, cached_tokens: str) -> bytes:
     return body.replace(b'"cached_tokens":%d' % found, b'"cached_tokens":%b' % cached_tokens.encode())
 
 
-def test_the_clients_own_seed_wins_over_the_routers(served: Replica) -> None:
-    body = json.dumps(completion(seed=9)).encode()
-    routed = served.post("/v1/completions", envelope(Native(seed=3)) + body, **{"Content-Type": REQUEST_TYPE}).json
-    assert routed["choices"] == served.post("/v1/completions", completion(seed=9)).json["choices"]
-
-
-def test_a_malformed_envelope_is_refused(served: Replica) -> None:
-    for body in (b"", b"\xff\xff\xff\xff{}", envelope(Native(prompts=[b"abc"])) + b"{}"):
-        assert served.post("/v1/completions", body, **{"Content-Type": REQUEST_TYPE}).status == 400
-    two = envelope(Native(prompts=[pack_ids([1]), pack_ids([2])])) + json.dumps(completion()).encode()
-    answer = served.post("/v1/completions", two, **{"Content-Type": REQUEST_TYPE})
-    assert (answer.status, answer.error["param"]) == (400, "prompts")
-
-
 def test_a_gateways_picker_says_whom_to_compute_first() -> None:
     with replica(SLOW, max_num_seqs=1) as busy, ThreadPoolExecutor(2) as threads:
         connection, response = busy.open("POST", "/v1/completions", completion(max_tokens=2000, stream=True))
@@ -475,13 +365,6 @@ def test_a_gateways_picker_says_whom_to_compute_first() -> None:
         for asked in (later, sooner):
             asked.result()
         assert done == ["sooner", "later"]
-
-
-@pytest.mark.parametrize("value", ["soon", "nan", "inf", ""])
-def test_a_priority_that_is_no_number_is_refused(served: Replica, value: str) -> None:
-    answer = served.post("/v1/completions", completion(), **{PRIORITY_HEADER: value})
-    assert answer.status == 400
-    assert "priority is" in answer.error["message"]
 
 
 # ---- what is too much
@@ -503,13 +386,6 @@ def test_a_long_text_is_refused_before_it_is_encoded(tmp_path: Path) -> None:
 def test_no_long_text_is_tokenized_for_its_own_sake(served: Replica, path: str, body: dict[str, Any]) -> None:
     answer = served.post(path, json.dumps(body).encode())
     assert (answer.status, answer.error["code"]) == (413, "body_too_large")
-
-
-def test_equal_prompts_with_one_seed_get_equal_answers(served: Replica) -> None:
-    one, two = served.post("/v1/completions", completion(prompt=["a", "a"], seed=5)).json["choices"]
-    assert one["text"] == two["text"]
-    one, two = served.post("/v1/completions", completion(prompt=["a", "a"], seed=None)).json["choices"]
-    assert one["text"] != two["text"]
 
 
 def test_a_model_is_found_by_its_name(served: Replica) -> None:

@@ -127,33 +127,6 @@ async def test_a_crowd_of_mixed_lengths_is_told_what_transformers_says(
         assert_is_transformers(name, prompt, answer, top)
 
 
-@pytest.mark.chaos
-async def test_bfloat16_is_near(serving: Serving) -> None:
-    served, asked = serving("qwen3", "--dtype", "bfloat16"), prompts([3, 16, 45, 100])
-    async with AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
-        crowd = await asyncio.gather(*(told(client, prompt, stream=True, logprobs=0) for prompt in asked))
-    for prompt, answer in zip(asked, crowd, strict=True):
-        expected = logits("qwen3", [*prompt, *answer.token_ids[:-1]])[len(prompt) - 1 :].log_softmax(-1)
-        for row, token, logprob in zip(expected, answer.token_ids, answer.logprobs, strict=True):
-            assert logprob == pytest.approx(row[token].item(), abs=NEAR)
-            assert row[token] > row.max() - NEAR
-
-
-def test_prompt_logprobs_are_those_of_transformers_cached_or_not(served: Replica) -> None:
-    [prompt] = prompts([100], seed=3)
-    tokens(served, prompt)
-    [choice] = ask(served, prompt, prompt_logprobs=3)["choices"]
-    first, *others = choice["prompt_logprobs"]
-    assert first is None
-    expected = logits("llama3", prompt)[:-1].log_softmax(-1)
-    for token, row, found in zip(prompt[1:], expected, others, strict=True):
-        best = row.topk(3)
-        assert set(found) == {str(token), *map(str, best.indices.tolist())}
-        for other, entry in found.items():
-            assert entry["logprob"] == pytest.approx(row[int(other)].item(), abs=EXACT)
-            assert entry["rank"] == 1 + int((row > row[int(other)]).sum())
-
-
 @pytest.mark.parametrize("max_tokens", [0, 1])
 def test_a_continuation_is_scored_as_lm_eval_asks_for_it(served: Replica, max_tokens: int) -> None:
     """Its client: token ids, echo, logprobs=1, max_tokens=1; it leaves out the last token, which was generated."""
@@ -232,11 +205,6 @@ def test_what_the_model_cannot_take_is_refused(served: Replica, fields: dict[str
     answer = served.post("/v1/completions", completion([1, 2]) | fields)
     assert (answer.status, answer.error["param"]) == (400, param), answer.body
     assert tokens(served, PROMPT)  # nothing has happened
-
-
-def test_a_bias_and_a_stop_at_the_last_token_are_taken(served: Replica) -> None:
-    last = VOCABULARY - 1
-    assert tokens(served, [last], logit_bias={str(last): ALL}, stop_token_ids=[last]) == [last]
 
 
 def assert_says(ended: tuple[int, str], status: int, words: str) -> None:

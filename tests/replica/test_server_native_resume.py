@@ -102,24 +102,6 @@ def test_log_probabilities_continue_to_the_last_digit(
     assert assert_goes_on(origin, successor, path, body).count("top_logprobs") >= 24
 
 
-@pytest.mark.parametrize("shown", [False, True])
-def test_a_stop_string_that_is_cut_still_stops(
-    origin: Replica, successor: Replica, letters: dict[str, int], shown: bool
-) -> None:
-    body = request(COMPLETIONS, logit_bias=letters)
-    text = origin.post(COMPLETIONS, body).json["choices"][0]["text"]
-    stop = text[9:13]  # of four tokens
-    body |= {"stream": True, "stop": stop, "include_stop_str_in_output": shown}
-    told = assert_goes_on(origin, successor, COMPLETIONS, body, everywhere=True)
-    assert f'"stop_reason":"{stop}"' in told
-
-
-def test_a_character_that_is_cut_is_whole_again(origin: Replica, successor: Replica, halves: dict[str, int]) -> None:
-    body = request(CHAT, stream=True, logit_bias=halves, max_tokens=24)
-    told = assert_goes_on(origin, successor, CHAT, body, everywhere=True)
-    assert "\ufffd" in told and any(character in told for character in "éăĩ")
-
-
 @pytest.mark.parametrize("fields", [{}, {"logprobs": 2}, {"n": 2, "temperature": 0}], ids=["plain", "logprobs", "n"])
 def test_a_whole_answer_is_the_same_after_a_move(origin: Replica, successor: Replica, fields: dict[str, Any]) -> None:
     body = request(COMPLETIONS, **fields)

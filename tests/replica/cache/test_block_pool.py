@@ -34,13 +34,6 @@ def state(pool: BlockPool, block: int) -> str:
 # ---- the state diagram
 
 
-def test_a_new_pool_has_free_blocks_only_and_knows_nothing() -> None:
-    pool = BlockPool(3, SIZE)
-    assert [state(pool, block) for block in range(3)] == ["free"] * 3
-    assert pool.match(chain(A + MORE)) == NO_MATCH
-    pool.check()
-
-
 def test_take_and_release_move_a_block_through_its_three_states() -> None:
     pool = BlockPool(1, SIZE)
     request = chain(A)
@@ -79,13 +72,6 @@ def test_reference_count_of_a_shared_block_walks_1_2_1_0() -> None:
     assert walk == [1, 2, 1, 0]
     assert hits(pool, A + MORE) == 1
     pool.check()
-
-
-def test_a_block_that_was_never_filled_goes_back_to_free() -> None:
-    pool = BlockPool(1, SIZE)
-    pool.release(admit(pool, chain(A)))
-    assert state(pool, 0) == "free"
-    assert pool.take_events() == []
 
 
 # ---- lazy LRU
@@ -143,15 +129,6 @@ def test_blocks_without_a_name_are_handed_out_before_any_cached_one() -> None:
     assert (hits(pool, A + B + MORE), pool.evictions) == (2, 0)
 
 
-def test_uncached_tail_goes_to_the_front_and_cached_head_to_the_back() -> None:
-    pool = BlockPool(6, SIZE)
-    cached = serve(pool, chain(A))
-    blocks = serve(pool, chain(B + C + MORE))
-    queue = list(pool.free_queue())
-    assert queue[0] == blocks[2]
-    assert queue[-3:] == [cached[0], blocks[1], blocks[0]]
-
-
 # ---- common misconceptions
 
 
@@ -174,17 +151,6 @@ def test_cached_blocks_take_no_memory_that_others_could_use() -> None:
 # ---- known wrong turns
 
 
-def test_an_admission_check_leaves_no_references_behind() -> None:
-    pool = BlockPool(3, SIZE)
-    serve(pool, chain(A + B))
-    match = pool.match(chain(A + B + C + D + MORE))
-    for _ in range(3):
-        assert pool.take(match.blocks, 3) is None
-    assert [pool.references(block) for block in range(3)] == [0, 0, 0]
-    assert pool.free == 3
-    pool.check()
-
-
 def test_a_hit_in_the_free_queue_is_not_counted_as_evictable_too() -> None:
     pool = BlockPool(2, SIZE)
     serve(pool, chain(A + B))
@@ -200,44 +166,6 @@ def test_partial_blocks_are_never_registered() -> None:
     serve(pool, chain(A + [5] * (SIZE - 1)))
     assert pool.named == 1
     assert hits(pool, A + [5] * SIZE + MORE) == 1
-
-
-def test_a_second_insert_does_not_reset_shared_reference_counts() -> None:
-    pool = BlockPool(6, SIZE)
-    first, second, third = (chain(A + B) for _ in range(3))
-    mine = admit(pool, first)
-    pool.store(first, mine, 2)
-    theirs = admit(pool, second)  # shares A, computes B itself
-    assert pool.references(mine[0]) == 2
-    pool.store(second, theirs, 2)  # names a second copy of B
-    assert pool.references(mine[0]) == 2
-    others = admit(pool, third)
-    pool.store(third, others, 2)
-    assert pool.references(mine[0]) == 3
-    for blocks in (mine, theirs, others):
-        pool.release(blocks)
-        pool.check()
-    assert pool.free == 6
-
-
-def test_storing_the_same_blocks_twice_changes_nothing() -> None:
-    pool = BlockPool(3, SIZE)
-    request = chain(A + B)
-    blocks = admit(pool, request)
-    pool.store(request, blocks, 2)
-    pool.take_events()
-    before = pool.snapshot()
-    pool.store(request, blocks, 2)
-    pool.store(request, blocks, 1)
-    assert pool.snapshot() == before
-    assert pool.take_events() == []
-
-
-def test_the_same_block_after_another_parent_does_not_hit() -> None:
-    pool = BlockPool(6, SIZE)
-    serve(pool, chain(A + C))
-    serve(pool, chain(B + D))
-    assert hits(pool, B + C + MORE) == 1
 
 
 def test_the_middle_of_a_prompt_does_not_match() -> None:
@@ -259,18 +187,6 @@ def test_a_prompt_shorter_than_a_block_neither_hits_nor_is_named(tokens: int) ->
     assert pool.match(short) == NO_MATCH
     pool.release(admit(pool, short))
     assert pool.named == 1
-    pool.check()
-
-
-def test_a_chain_of_zero_full_blocks_is_served_as_any_other() -> None:
-    pool = BlockPool(2, SIZE)
-    short = chain([1])
-    blocks = admit(pool, short)
-    pool.store(short, blocks, 0)
-    pool.release(blocks)
-    assert pool.take([], 0) == []
-    pool.release([])
-    assert (pool.named, pool.free, pool.take_events()) == (0, 2, [])
     pool.check()
 
 
@@ -296,22 +212,6 @@ def test_take_gives_nothing_and_changes_nothing_when_there_is_no_room() -> None:
     assert pool.take_events() == []
     pool.release(held)
     pool.check()
-
-
-@pytest.mark.parametrize("new", [0, 1, 2, 3])
-def test_new_blocks_are_the_first_of_the_free_queue_that_are_no_hits(new: int) -> None:
-    pool = BlockPool(5, SIZE)
-    serve(pool, chain(A + B))
-    match = pool.match(chain(A + B + MORE))
-    others = [block for block in pool.free_queue() if block not in match.blocks]
-    assert pool.take(match.blocks, new) == [*match.blocks, *others[:new]]
-
-
-def test_taking_too_much_changes_nothing() -> None:
-    pool = BlockPool(2, SIZE)
-    before = (pool.snapshot(), list(pool.free_queue()))
-    assert pool.take([], 3) is None
-    assert (pool.snapshot(), list(pool.free_queue())) == before
 
 
 @pytest.mark.parametrize(("blocks", "size"), [(0, 1), (-1, 1), (1, 0)])
@@ -340,21 +240,6 @@ def test_a_child_still_hits_when_the_copy_its_parent_was_is_recycled() -> None:
     assert pool.take_events()
     pool.release(copy)
     assert pool.take([], 2) is not None  # recycles the copy of A that was named first
-    assert hits(pool, A + B + MORE) == 2
-    pool.check()
-
-
-def test_a_child_still_hits_when_its_own_request_goes_and_another_copy_of_the_parent_stays() -> None:
-    pool = BlockPool(5, SIZE)
-    early, late = chain(A + MORE), chain(A + B)
-    copy = admit(pool, early)
-    blocks = admit(pool, late)
-    pool.store(early, copy, 1)
-    pool.store(late, blocks, 2)
-    both = admit(pool, chain(A + B + MORE))  # A of the first, B of the second
-    assert both[:2] == [copy[0], blocks[1]]
-    pool.release(blocks)  # B is still in use; the late copy of A is not
-    assert pool.take([], 1) == [blocks[0]]
     assert hits(pool, A + B + MORE) == 2
     pool.check()
 
@@ -455,18 +340,6 @@ def test_two_blocks_of_one_chain_with_the_same_key_are_distinguished(at_once: bo
     pool.check()
 
 
-def test_a_name_is_free_again_once_its_block_is_evicted() -> None:
-    pool = BlockPool(2, SIZE)
-    real = chain(A)
-    serve(pool, real)
-    held = pool.take([], 2)
-    assert held is not None
-    pool.release(held)
-    serve(pool, forged(B, real))
-    assert pool.match(forged(B + MORE, real)).blocks
-    assert hits(pool, A + MORE) == 0
-
-
 # ---- copies
 
 
@@ -497,42 +370,6 @@ def test_a_hash_is_announced_at_its_first_copy_and_removed_at_its_last(first_goe
     assert isinstance(removed, BlockRemoved)
     assert removed.block_hashes == chain(A + B).keys.tolist()[::-1]
     pool.check()
-
-
-def test_all_copies_evicted_in_one_go_are_removed_once() -> None:
-    pool = BlockPool(4, SIZE)
-    for blocks in two_copies(pool, A + B):
-        pool.release(blocks)
-    pool.take_events()
-    assert pool.take([], 4) is not None
-    [removed] = pool.take_events()
-    assert isinstance(removed, BlockRemoved)
-    assert sorted(map(int, removed.block_hashes)) == sorted(chain(A + B).keys)
-    assert (pool.named, pool.evictions) == (0, 4)
-    pool.check()
-
-
-def test_the_oldest_copy_is_the_one_that_hits() -> None:
-    pool = BlockPool(6, SIZE)
-    first, second = two_copies(pool, A + B)
-    assert pool.match(chain(A + B + MORE)).blocks == first
-    pool.release(first)
-    assert pool.take([], 4) is not None
-    assert pool.match(chain(A + B + MORE)).blocks == second
-
-
-def test_copies_take_over_in_the_order_they_were_made() -> None:
-    pool = BlockPool(3, SIZE)
-    chains = [chain(A) for _ in range(3)]
-    held = [admit(pool, one) for one in chains]
-    for one, blocks in zip(chains, held, strict=True):
-        pool.store(one, blocks, 1)
-        pool.release(blocks)
-    for blocks in held:
-        assert pool.match(chain(A + MORE)).blocks == blocks
-        pool.take([], 1)
-        pool.check()
-    assert pool.match(chain(A + MORE)) == NO_MATCH
 
 
 def test_runs_of_first_copies_are_announced_each_with_its_parent() -> None:
@@ -744,17 +581,6 @@ def test_the_end_of_a_text_is_found_though_it_fills_no_block() -> None:
     pool.check()
 
 
-def test_a_tail_in_use_is_found_but_not_given_away() -> None:
-    pool = parts()
-    request = chain([*A, 1, 2])
-    blocks = admit(pool, request)
-    pool.store(request, blocks, 1)
-    pool.keep_tail(request, blocks, 6)
-    assert part(pool, [*A, 1, 2, *MORE]) == PartialBlock(blocks[1], 2, adoptable=False)
-    pool.release(blocks)
-    assert part(pool, [*A, 1, 2, *MORE]) == PartialBlock(blocks[1], 2, adoptable=True)
-
-
 def test_a_tail_queues_like_a_cached_block_and_ends_when_its_slot_is_handed_out() -> None:
     pool = parts(2)
     blocks = serve(pool, chain([*A, 1, 2]))
@@ -804,16 +630,6 @@ def test_nothing_is_found_in_the_first_block_of_another_tenant_adapter_or_image(
     pool.check()
 
 
-def test_another_image_in_a_later_block_is_not_shared_in_part_either() -> None:
-    pool = parts()
-    serve(pool, chain([*A, 1, 2, 3], extras={1: [("cat", 1)]}))
-    assert part(pool, [*A, 1, 2, *MORE], extras={1: [("dog", 1)]}) == NO_PART
-    assert part(pool, [*A, 1, 2, *MORE]) == NO_PART
-    assert part(pool, [*A, 1, 2, *MORE], extras={1: [("cat", 1)]}).tokens == 2
-    assert pool.take([], 8) is not None
-    pool.check()
-
-
 def test_a_forged_key_shares_nothing_in_part_that_the_tokens_do_not() -> None:
     pool = parts()
     real = chain(A + B + MORE)
@@ -832,14 +648,6 @@ def test_without_partial_reuse_or_caching_there_are_no_parts_and_no_tails(cachin
     blocks = serve(pool, chain([*A, 1, 2]))
     assert part(pool, [*A, 1, 2, *MORE]) == NO_PART
     assert pool.findable_tokens(blocks[1]) == 0
-    pool.check()
-
-
-def test_reset_forgets_tails() -> None:
-    pool = parts()
-    serve(pool, chain([1, 2]))
-    assert pool.reset()
-    assert part(pool, [1, 2, *MORE]) == NO_PART
     pool.check()
 
 

@@ -7,13 +7,7 @@ import pytest
 from events.blocks import ExtraKey, block_keys, root_key
 from events.cache.extras import block_extras, chain_salt
 from events.messages import BlockStored
-from replica.cache.chain import Chain
 from tests.replica.engines import MODEL, SIZE, chain
-
-
-@pytest.mark.parametrize("tokens", [0, 1, SIZE - 1, SIZE, SIZE + 1, 5 * SIZE])
-def test_only_full_blocks_have_a_key(tokens: int) -> None:
-    assert len(chain(range(tokens)).keys) == tokens // SIZE
 
 
 def test_keys_are_those_that_a_router_works_out_from_the_prompt() -> None:
@@ -68,12 +62,6 @@ def test_text_before_an_image_stays_shared() -> None:
     assert pictured.exact.keys() == {1}
 
 
-def test_another_block_size_or_model_makes_other_names() -> None:
-    tokens = [1] * 8
-    chains = [Chain(tokens, 4, "a"), Chain(tokens, 8, "a"), Chain(tokens, 4, "b")]
-    assert len({one.keys[0] for one in chains}) == 3
-
-
 def test_event_extras_are_read_back_by_any_consumer() -> None:
     own: dict[int, list[ExtraKey]] = {0: [("image", 3)], 2: [b"digest"]}
     one = chain(range(3 * SIZE), lora_name="adapter", cache_salt="salt", extras=own)
@@ -90,16 +78,3 @@ def test_event_extras_are_read_back_by_any_consumer() -> None:
     assert event.extra_keys == [["adapter", ["image", 3], "salt"], ["adapter"], ["adapter", b"digest"]]
     assert chain_salt(event) == "salt"
     assert block_extras(event) == own
-
-
-def test_plain_text_has_no_event_extras() -> None:
-    assert chain(range(2 * SIZE)).event_extras(0, 2) is None
-
-
-def test_a_forgotten_chain_starts_at_the_root_again() -> None:
-    one = chain(range(SIZE))
-    one.named, one.identity = 1, None
-    one.named, one.identity = 0, 0
-    assert [one.named, one.identity] == [0, 0]
-    assert one.parent_key(0) is None
-    assert one.parent_key(1) == one.keys[0]

@@ -7,9 +7,8 @@ from replica.cache.chain import Chain
 from replica.cache.lower import LowerTiers
 from replica.cache.moves import Write, Written
 from replica.cache.tier import Tier
-from replica.disk.record import Record
-from replica.disk.recovery import Recovered, Recovery
-from tests.replica.engines import SIZE, chain, forged, serve
+from replica.disk.record import Record, Recovered, Recovery
+from tests.replica.engines import SIZE, chain, serve
 
 
 def tiered(num_blocks: int, host_slots: int, disk_slots: int = 0) -> tuple[BlockPool, LowerTiers]:
@@ -70,29 +69,6 @@ def test_the_end_of_a_prompt_leaves_host_and_disk_before_its_head_also_once_it_i
     assert lower.host.resident() == disk.resident() == {own.keys[0]}
 
 
-def test_the_head_of_a_prompt_is_written_where_not_all_of_it_can_be() -> None:
-    pool, lower = tiered(num_blocks=5, host_slots=4, disk_slots=8)
-    own = prompt(0, 4)
-    serve(pool, own)
-    write(lower, save(lower))
-    assert disk_of(lower).resident() == set(own.keys[:2])
-    assert lower.unwritten == 2
-
-
-def test_an_empty_slot_is_used_before_one_that_is_only_a_copy() -> None:
-    pool, lower = tiered(num_blocks=3, host_slots=2)
-    own = prompt(0, 2)
-    serve(pool, own)
-    pool.take((), 3)
-    save(lower)
-    first, second = (lower.host.find(key) for key in own.keys)
-    lower.hold([first, second])
-    lower.drop([second])
-    lower.release([first, second], loaded=True)
-    taken = lower.host.take(1)
-    assert taken.tolist() == [second]
-
-
 def test_a_slot_of_the_disk_is_not_erased_once_something_else_is_written_there() -> None:
     pool, lower = tiered(num_blocks=2, host_slots=8, disk_slots=1)
     first, second = prompt(0, 1), prompt(100, 1)
@@ -107,82 +83,6 @@ def test_a_slot_of_the_disk_is_not_erased_once_something_else_is_written_there()
     write(lower, writes)
     assert disk_of(lower).resident() == set(second.keys)
     assert lower.take_erasures() == []
-
-
-def test_a_slot_of_the_disk_is_erased_when_nobody_reads_it() -> None:
-    pool, lower = tiered(num_blocks=2, host_slots=8, disk_slots=1)
-    own = prompt(0, 1)
-    serve(pool, own)
-    write(lower, save(lower))
-    slot = disk_of(lower).find(own.keys[0])
-    lower.hold([slot])
-    lower.drop([slot])
-    assert lower.take_erasures() == []
-    lower.release([slot], loaded=False)
-    assert lower.take_erasures() == [slot]
-    assert lower.take_erasures() == []
-
-
-def test_what_a_failed_write_has_left_is_erased() -> None:
-    pool, lower = tiered(num_blocks=2, host_slots=8, disk_slots=1)
-    serve(pool, prompt(0, 1))
-    writes = save(lower)
-    assert pool.reset()
-    lower.take_erasures()
-    write(lower, writes, done=False)
-    assert lower.take_erasures() == [one.slot for one in writes]
-
-
-def test_a_block_on_the_disk_that_nobody_can_find_gives_way_to_its_successor() -> None:
-    pool, lower = tiered(num_blocks=3, host_slots=8, disk_slots=2)
-    own = prompt(0, 2)
-    serve(pool, own)
-    write(lower, save(lower))
-    head = own.keys[0]
-    lower.drop([disk_of(lower).find(head), lower.host.find(head)])
-    blocks = pool.take((), 3)  # the last medium that knew the head
-    assert blocks is not None
-    lower.drop(lower.host.slots().tolist())
-    pool.release(blocks)
-    save(lower)
-    again = prompt(0, 2)
-    serve(pool, again)
-    write(lower, save(lower))
-    blocks = pool.take((), 3)
-    lower.host.take(8)
-    assert disk_of(lower).resident() == set(own.keys)
-    assert len(pool.match(chain([*range(2 * SIZE), 0])).lower) == 2
-    pool.check()
-
-
-def test_a_collision_on_the_disk_gives_way_to_what_was_used_last() -> None:
-    pool, lower = tiered(num_blocks=3, host_slots=8, disk_slots=2)
-    own = prompt(0, 1)
-    other = forged(range(50, 50 + SIZE + 1), own)
-    for one in (own, other):
-        serve(pool, one)
-        write(lower, save(lower))
-        evict(pool, 3)
-        lower.drop(lower.host.slots().tolist())
-    assert len(pool.match(other).lower) == 1
-    assert not pool.match(chain(range(SIZE + 1))).lower
-    pool.check()
-
-
-def test_a_block_that_came_from_the_disk_is_not_saved_before_the_pool_gives_it_up() -> None:
-    pool, lower = tiered(num_blocks=2, host_slots=8, disk_slots=2)
-    own = prompt(0, 1)
-    serve(pool, own)
-    write(lower, save(lower))
-    blocks = pool.take((), 2)
-    assert blocks is not None
-    lower.drop(lower.host.slots().tolist())
-    pool.release(blocks)
-    again = prompt(0, 1)
-    serve(pool, again)  # as if it had been loaded
-    assert lower.take_saves() == []
-    evict(pool, 2)
-    assert len(lower.take_saves()) == 1
 
 
 def test_of_two_records_with_one_key_the_first_is_restored() -> None:

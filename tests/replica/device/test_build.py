@@ -15,8 +15,8 @@ from kernels.pointwise import Pointwise
 from kernels.sampling import draw
 from replica.config import LoraModule
 from replica.device import parts
-from replica.device.build import Team, build_with, doubled, rehearse, sizes_of
-from replica.device.orders import Limits, Size
+from replica.device.build import Team, build_with, rehearse, sizes_of
+from replica.device.orders import Limits
 from replica.device.parts import kernels_for
 from replica.engine.engine import Engine
 from replica.model.config import parse_config, read_config
@@ -44,13 +44,6 @@ def test_the_largest_steps_are_rehearsed_over_a_single_block(tokens: int, longes
     runner.steps.rehearse_copy()
 
 
-@pytest.mark.parametrize(
-    ("most", "expected"), [(1, [1]), (2, [2]), (3, [2, 3]), (9, [2, 4, 8, 9]), (512, [2**n for n in range(1, 10)])]
-)
-def test_short_texts_are_rehearsed_by_doubling(most: int, expected: list[int]) -> None:
-    assert doubled(most) == expected
-
-
 def test_graphs_are_captured_from_the_largest_on() -> None:
     """The other graphs fit into its memory; the first two determine the total."""
     sizes = sizes_of(Limits(rows=300, requests=40, tokens=512), parse_config(QWEN3_06B, "the shape"))
@@ -58,16 +51,6 @@ def test_graphs_are_captured_from_the_largest_on() -> None:
     assert {size.rows for size in sizes if not size.mixed} == {1, 2, 4, 8, 16, 24, 32, 40}
     assert {size.rows for size in sizes if size.mixed} == {16, 32, 64, 96, 128, 160, 192, 224, 256, 300}
     assert len(set(sizes)) == len(sizes)
-
-
-def test_graphs_with_adapters_come_before_those_of_the_same_size() -> None:
-    """They take more memory, in which the others then find room."""
-    shape = parse_config(QWEN3_06B, "the shape")
-    limits = Limits(rows=300, requests=40, tokens=512)
-    plain, sizes = (sizes_of(one, shape) for one in (limits, limits._replace(adapters=4)))
-    assert sizes[:2] == (Size(True, 300, adapted=True), Size(True, 300))
-    assert sorted(sizes) == sorted([*plain, *(size._replace(adapted=True) for size in plain)])
-    assert [size.rows for size in sizes] == sorted((size.rows for size in sizes), reverse=True)
 
 
 def test_torchs_changes_by_adapters_are_in_no_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

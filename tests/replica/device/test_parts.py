@@ -8,11 +8,18 @@ import torch
 
 from replica.cache.chain import Chain
 from replica.device.accelerator import Memory, Span
-from replica.device.block_tables import UPDATE_BYTES, BlockTables, DeviceTables
 from replica.device.build import GRAPH_BYTES, Needs, blocks_that_fit, graphs_bytes
-from replica.device.graph_sizes import LEAST_MIXED, MAX_MIXED, decode_sizes, mixed_sizes, size_for
-from replica.device.inputs import TYPES, Counts, Staging, length_of, packed, places_of
-from replica.device.orders import Size
+from replica.device.inputs import (
+    TYPES,
+    UPDATE_BYTES,
+    BlockTables,
+    Counts,
+    DeviceTables,
+    Staging,
+    length_of,
+    packed,
+)
+from replica.device.orders import MAX_MIXED, Size, decode_sizes, mixed_sizes, size_for
 from replica.messages import Sampling
 from replica.runners.request import Request
 from tests.replica.device.hosts import HostAccelerator
@@ -136,14 +143,6 @@ def test_inputs_of_a_graph_are_always_in_the_same_place() -> None:
     assert all(one.data_ptr() == other.data_ptr() for one, other in zip(fixed, sent, strict=True))
 
 
-def test_arrays_are_aligned_and_do_not_overlap() -> None:
-    for counts in (Counts(1, 1), Counts(7, 3), Counts(7, 3, 2), Counts(2048, 256)):
-        end = 0
-        for place in places_of(counts).values():
-            assert place.begin % 16 == 0 and place.begin >= end
-            end = place.end
-
-
 # ---- sizes
 
 
@@ -170,12 +169,6 @@ def test_steps_with_prompts_have_one_of_their_own(largest: int) -> None:
         assert size is not None and rows <= size <= max(16, rows + 63, rows * 5 // 4)
 
 
-def test_large_models_have_graphs_for_short_prompts_only() -> None:
-    """They keep the device busy for longer than it takes to launch their kernels."""
-    assert mixed_sizes(16_384, LARGE)[-1] == LEAST_MIXED
-    assert mixed_sizes(16_384, LARGE // 4)[-1] == 1000
-
-
 # ---- memory
 
 
@@ -195,16 +188,6 @@ def test_several_share_a_gpu_by_their_parts_of_it() -> None:
     other = Span(Memory(left, 80 * GB, 0), Memory(left - 10 * GB, 80 * GB, 10 * GB))
     first, second = (blocks_that_fit(span, 0.45, NEEDS, 16, 10**5) for span in (one, other))
     assert first == second == 16 * GB // (16 * 10**5) - 1
-
-
-def test_what_others_take_meanwhile_is_not_counted_as_weights() -> None:
-    before, loaded = Memory(80 * GB, 80 * GB, 0), Memory(40 * GB, 80 * GB, 10 * GB)
-    assert blocks_that_fit(Span(before, loaded), 0.45, NEEDS, 16, 10**5) == 16 * GB // (16 * 10**5) - 1
-
-
-def test_what_others_hold_cannot_be_had() -> None:
-    before, loaded = Memory(40 * GB, 100 * GB, 0), Memory(30 * GB, 100 * GB, 10 * GB)
-    assert blocks_that_fit(Span(before, loaded), 0.9, NEEDS, 16, 10**5) == 20 * GB // (16 * 10**5) - 1
 
 
 def test_without_memory_left_the_error_names_its_users() -> None:

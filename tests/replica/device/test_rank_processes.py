@@ -14,41 +14,20 @@ from subprocess import PIPE
 import pytest
 from safetensors.torch import load_file, save_file
 
-from replica.cache.lower import DISK, HOST
 from replica.config import LoraModule
 from replica.device import leader
 from replica.device.leader import lead
+from replica.lora.adapter import Adapters
 from tests.processes import children
 from tests.replica.device.hosts import on_devices
 from tests.replica.device.test_ranks import SMALL
-from tests.replica.device.test_runner import same
 from tests.replica.lora.adapters import saved_adapter
-from tests.replica.models import ask, config_of, native, saved
-from tests.replica.parallel.conftest import closing_engine, reading_other_files
-from tests.replica.parallel.test_ranks import patiently
-from tests.replica.test_golden import prompts
+from tests.replica.models import config_of, saved
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
-
-
-@pytest.mark.grid
-@pytest.mark.parametrize(("name", "ranks"), [("llama-odd", 2), ("qwen3", 4)])
-def test_blocks_come_back_from_host_and_disk_also_after_a_restart(
-    name: str, ranks: int, folder: Path, tmp_path: Path
-) -> None:
-    tiers = {"num_blocks": 16, "host_blocks": 8, "disk_blocks": 64, "disk_kv": str(tmp_path), "graphs": False}
-    asked, plain = prompts([100, 101, 102, 103], seed=6), native(saved(name, folder))
-    expected = [ask(plain, [prompt], max_tokens=4)[0] for prompt in asked]
-    for round in range(2):
-        with closing_engine(on_devices(saved(name, folder), ranks, **SMALL, **tiers)) as engine:
-            for _ in range(2):
-                for prompt, wanted in zip(asked, expected, strict=True):
-                    same(patiently(engine, prompt), wanted)
-            loaded = engine.scheduler.transfers.loaded_tokens
-            assert loaded.get(DISK) if round else loaded.get(HOST, 0) + loaded.get(DISK, 0)
 
 
 def test_fewer_gpus_than_ranks_are_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +50,8 @@ def test_weights_that_only_another_rank_reads_are_reported(folder: Path, tmp_pat
 @pytest.mark.grid
 def test_ranks_that_read_other_adapters_do_not_begin(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = LoraModule("a", str(saved_adapter("llama", "all", folder)))
-    reading_other_files(monkeypatch, saved_adapter("llama", "patterns", folder))
+    other, read = saved_adapter("llama", "patterns", folder), Adapters.read
+    monkeypatch.setattr(Adapters, "read", lambda adapters, name, _: read(adapters, name, other))
     with pytest.raises(ValueError, match="'a' changed while they were read"):
         on_devices(saved("llama", folder), 2, lora_modules=(module,), graphs=False, **SMALL)
 

@@ -10,8 +10,7 @@ from replica.engine.engine import Engine
 from tests.replica.device.hosts import on_devices
 from tests.replica.device.test_runner import each_sampling, mixed, prompts, same, same_logprobs
 from tests.replica.lora.adapters import adapted_logits, saved_adapter
-from tests.replica.models import ask, finish, native, saved, submit
-from tests.replica.parallel.conftest import closing_engine
+from tests.replica.models import ask, closing_engine, finish, native, saved, submit
 
 SMALL = {"max_num_batched_tokens": 64, "max_num_seqs": 6}
 

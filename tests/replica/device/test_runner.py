@@ -131,17 +131,6 @@ def test_what_is_cached_need_not_be_computed(folder: Path) -> None:
     same(other, ask(native(folder), [fork])[0])
 
 
-def test_log_probabilities_of_a_prompt(folder: Path) -> None:
-    asked = prompts(6, 3)
-    fields = {"prompt_logprobs": 2, "max_tokens": 5}
-    engines = on_device(folder, max_num_batched_tokens=32), native(folder)
-    for found, expected in zip(*(ask(engine, asked, **fields) for engine in engines), strict=True):
-        same(found, expected)
-        assert found.prompt_logprobs is not None and expected.prompt_logprobs is not None
-        for mine, other in zip(found.prompt_logprobs, expected.prompt_logprobs, strict=True):
-            same_logprobs(mine, other)
-
-
 @pytest.mark.parametrize(
     ("length", "fields", "eager"),
     [
@@ -171,10 +160,3 @@ def test_a_step_is_begun_before_the_last_one_is_waited_for(folder: Path) -> None
     assert accelerator.waits - waits == 1
     assert engine.scheduler.running[0].drawing == 1
     finish(engine)
-
-
-def test_seats_are_found_for_more_requests_than_ever_run_at_once(folder: Path) -> None:
-    engine = on_device(folder, max_num_seqs=2)
-    asked = prompts(9, 9)
-    for found, expected in zip(ask(engine, asked), ask(native(folder), asked), strict=True):
-        same(found, expected)

@@ -162,9 +162,9 @@ class DiskFileMachine(RuleBasedStateMachine):
                 self.payloads[slot] = None
 
     def generation(self) -> int:
-        head = self.file.layout.decode_head(self.peek(0, 4096))
-        assert head is not None
-        return head.generation
+        generation = self.file.layout.generation_in(self.peek(0, 4096), self.file._fingerprint)
+        assert generation is not None
+        return generation
 
     def ends_well(self, slot: int) -> bool:
         identity = self.payloads[slot]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from replica.disk.page_io import PageIO
+from replica.disk.file import PageIO
 from replica.disk.record import PAGE
 
 STRIDE = 2 * PAGE

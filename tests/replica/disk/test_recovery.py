@@ -1,8 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replica.disk.record import Record
-from replica.disk.recovery import Recovered, findable
+from replica.disk.record import Record, Recovered, findable
 
 # So few identities and contents that records meet: missing parents, copies, and two contents of one identity.
 links = st.tuples(st.integers(1, 7), st.integers(0, 6)).filter(lambda link: link[1] < link[0])

@@ -7,12 +7,8 @@ import pytest
 from events.blocks import block_keys, pack_tokens, root_key
 from events.cache.resolver import Resolver
 from events.messages import AllBlocksCleared, BlockStored
-from replica.config import EngineConfig, SimulatedConfig
-from replica.engine.engine import Engine
+from replica.config import SimulatedConfig
 from replica.messages import Refused, Sampling, Submit
-from replica.process import make_runner
-from replica.runners.clock import WallClock
-from replica.runners.simulated import SimulatedRunner
 from tests.replica.engines import MODEL, SIZE, RememberingRunner, drain, engine, generate, step, submit
 
 PROMPT = list(range(100, 121))  # five blocks and a token
@@ -52,15 +48,6 @@ def test_cached_tokens_are_whole_blocks_and_a_part_and_never_the_last_token() ->
     assert one.stats().computed_prompt_tokens == 21 + 1 + 1 + 3 + 1 + 1
 
 
-def test_without_partial_reuse_cached_tokens_are_whole_blocks() -> None:
-    one = engine(enable_partial_reuse=False)
-    assert generate(one, PROMPT)[1] == 0
-    assert generate(one, PROMPT)[1] == 5 * SIZE
-    assert generate(one, PROMPT[: 5 * SIZE])[1] == 4 * SIZE
-    assert generate(one, PROMPT[:SIZE])[1] == 0
-    assert generate(one, PROMPT[: SIZE + 1])[1] == SIZE
-
-
 def test_answers_are_cached_like_prompts_so_the_next_turn_of_a_conversation_hits() -> None:
     one = engine()
     said, _ = generate(one, PROMPT, 8)
@@ -86,28 +73,6 @@ def test_another_salt_shares_nothing(salts: tuple[str | None, str | None]) -> No
     assert generate(one, PROMPT, cache_salt=salts[0])[1] == 5 * SIZE
 
 
-def test_another_adapter_shares_nothing() -> None:
-    one = engine(runner=RememberingRunner)
-    generate(one, PROMPT, lora_name="a")
-    assert generate(one, PROMPT, lora_name="b")[1] == 0
-    assert generate(one, PROMPT)[1] == 0
-    assert generate(one, PROMPT, lora_name="a")[1] == 5 * SIZE
-
-
-def test_another_image_in_a_later_block_shares_what_stands_before_it() -> None:
-    one = engine()
-    generate(one, PROMPT, extras={2: [("cat", 0)]})
-    assert generate(one, PROMPT, extras={2: [("dog", 0)]})[1] == 2 * SIZE
-    assert generate(one, PROMPT, extras={2: [("cat", 0)]})[1] == 5 * SIZE
-
-
-def test_without_caching_nothing_is_cached_and_the_answer_is_the_same() -> None:
-    plain, cached = engine(enable_prefix_caching=False), engine()
-    for _ in range(2):
-        assert generate(plain, PROMPT) == (generate(cached, PROMPT)[0], 0)
-    assert plain.take_events() == []
-
-
 # ---- names before and after prefill
 
 
@@ -121,14 +86,6 @@ def test_nothing_hits_before_it_is_computed() -> None:
         assert one.pool.resident() == set(keys[:blocks])
 
 
-def test_concurrent_requests_read_only_their_own_blocks() -> None:
-    one = engine(runner=RememberingRunner, num_blocks=16, max_num_batched_tokens=12)
-    for number in range(6):
-        submit(one, number, [*PROMPT[: 3 * number], number], 6, seed=number)
-    assert sorted(drain(one)) == list(range(6))
-    assert one.pool.free == 16
-
-
 # ---- refusals
 
 
@@ -137,15 +94,6 @@ def test_a_prompt_that_is_no_list_of_token_ids_is_invalid(prompt: bytes, output:
     refused = engine().submit(Submit(1, prompt, Sampling(max_tokens=1), output))
     assert refused is not None
     assert (refused.id, refused.reason) == (1, "invalid")
-
-
-def test_a_request_that_never_fits_is_refused_with_the_numbers() -> None:
-    one = engine(num_blocks=4)
-    refused = submit(one, 1, PROMPT)
-    assert refused == Refused(1, "too_long", refused.message if refused else "")
-    assert "21 prompt tokens" in refused.message
-    assert "16 tokens (4 blocks of 4)" in refused.message
-    assert not one.busy
 
 
 def test_a_full_queue_says_when_there_should_be_room_again() -> None:
@@ -161,15 +109,6 @@ def test_a_full_queue_says_when_there_should_be_room_again() -> None:
     speed = one.speed
     assert refused.retry_after_s == pytest.approx(100 / speed.prefill_tokens_per_s + 199 * speed.step_s)
     assert 1 <= refused.retry_after_s <= 60
-
-
-def test_a_full_queue_of_unknown_speed_says_one_second() -> None:
-    one = engine(max_waiting=1, max_num_seqs=1)
-    submit(one, 1, PROMPT)
-    submit(one, 2, PROMPT)
-    refused = submit(one, 3, PROMPT)
-    assert refused is not None
-    assert refused.retry_after_s == 1.0
 
 
 @pytest.mark.parametrize(("prompt", "output"), [([5, 300], []), ([5], [6, 300])])
@@ -206,20 +145,6 @@ def test_a_resumed_request_keeps_its_limit_and_the_models() -> None:
     assert len(drain(one)[2]) == 1
 
 
-def test_a_resumed_request_hits_where_it_was_computed_but_never_counts_output_as_cached_prompt() -> None:
-    one = engine()
-    whole, _ = generate(one, PROMPT, 12)
-    assert generate(one, PROMPT, 12, output=whole[:11])[1] == len(PROMPT)
-
-
-def test_resumed_output_that_cannot_fit_is_refused_and_the_engine_continues() -> None:
-    one = engine(num_blocks=8)
-    refused = submit(one, 1, PROMPT, 2, output=[1] * 20)
-    assert refused is not None
-    assert refused.reason == "too_long"
-    assert generate(one, PROMPT)[0]
-
-
 # ---- cancel and reset
 
 
@@ -235,14 +160,6 @@ def test_cancel_in_any_state_gives_the_blocks_back_at_once(steps: int) -> None:
     assert not one.cancel(1)
 
 
-def test_a_cancelled_request_leaves_what_it_computed_in_the_cache() -> None:
-    one = engine(max_num_batched_tokens=8)
-    submit(one, 1, PROMPT, 20)
-    step(one)
-    one.cancel(1)
-    assert generate(one, PROMPT)[1] == 2 * SIZE
-
-
 def test_reset_forgets_the_cache_and_says_so_also_when_idle() -> None:
     one = engine()
     generate(one, PROMPT)
@@ -252,16 +169,6 @@ def test_reset_forgets_the_cache_and_says_so_also_when_idle() -> None:
     assert one.reset()
     assert one.take_events() == [AllBlocksCleared()]
     assert generate(one, PROMPT)[1] == 0
-
-
-def test_reset_is_refused_while_a_request_runs_and_possible_while_it_waits() -> None:
-    one = engine()
-    submit(one, 1, PROMPT)
-    assert one.reset()
-    step(one)
-    assert not one.reset()
-    drain(one)
-    assert one.reset()
 
 
 # ---- events
@@ -288,13 +195,6 @@ def test_events_carry_lora_and_salt_so_that_a_router_finds_the_same_keys() -> No
     assert event.block_hashes == block_keys(PROMPT, SIZE, root_key(MODEL, "adapter", "salt", SIZE))
 
 
-def test_events_can_be_turned_off() -> None:
-    one = engine(events=None)
-    generate(one, PROMPT)
-    assert one.take_events() == []
-    assert generate(one, PROMPT)[1] == 5 * SIZE
-
-
 # ---- statistics
 
 
@@ -308,25 +208,6 @@ def test_snapshot_counts_tokens_and_blocks_asked_for_and_found() -> None:
     assert (found.partial_hit_tokens, found.preempted_query_tokens, found.preempted_hit_tokens) == (0, 0, 0)
     assert (found.total, found.free, found.referenced) == (64, 64, 0)
     assert found.cached == found.unreferenced == one.pool.named
-
-
-def test_snapshot_counts_lookups_of_preempted_requests_apart() -> None:
-    one = engine(num_blocks=5)
-    for number in (1, 2):
-        submit(one, number, [number] * 7, 6)
-    drain(one)
-    found = one.pool.snapshot()
-    assert one.stats().preemptions >= 1
-    assert (found.query_tokens, found.hit_tokens) == (14, 0)
-    assert found.preempted_query_tokens > found.preempted_hit_tokens > 0
-
-
-def test_a_probe_counts_no_query_until_the_request_is_admitted() -> None:
-    one = engine()
-    submit(one, 1, PROMPT)
-    assert one.pool.snapshot().query_tokens == 0
-    step(one)
-    assert one.pool.snapshot().query_tokens == 21
 
 
 def test_stats_count_what_was_asked_computed_and_generated() -> None:
@@ -356,19 +237,6 @@ def test_load_tells_a_router_what_runs_waits_and_is_queued() -> None:
 # ---- time
 
 
-def test_virtual_and_wall_clock_give_the_same_tokens() -> None:
-    fast = SimulatedConfig(prefill_tokens_per_s=1e9, decode_tokens_per_s=1e9, step_overhead_s=0)
-    config = EngineConfig(model=MODEL, engine="simulated", block_size=SIZE, num_blocks=64, simulated=fast)
-    clock = WallClock()
-    runner = make_runner(config, clock)
-    assert isinstance(runner, SimulatedRunner)
-    wall, virtual = Engine(config, runner, clock), engine()
-    for one in (wall, virtual):
-        for number in range(3):
-            submit(one, number, PROMPT[: 9 * number + 3], 10, seed=number)
-    assert drain(wall) == drain(virtual)
-
-
 def test_tokens_do_not_depend_on_what_else_runs_or_on_preemption() -> None:
     requests: list[dict[str, Any]] = [{"prompt": [number] * 7, "max_tokens": 9, "seed": number} for number in range(4)]
     alone = [generate(engine(), **request)[0] for request in requests]
@@ -378,14 +246,6 @@ def test_tokens_do_not_depend_on_what_else_runs_or_on_preemption() -> None:
     together = drain(crowded)
     assert crowded.scheduler.preemptions > 0
     assert [together[number] for number in range(4)] == alone
-
-
-@pytest.mark.parametrize("priority", [-2.0, 0.0])
-def test_requests_of_equal_priority_are_served_in_order_of_arrival(priority: float) -> None:
-    one = engine(max_num_seqs=1)
-    for number in (3, 1, 2):
-        assert one.submit(Submit(number, pack_tokens([number]), Sampling(max_tokens=1), priority=priority)) is None
-    assert list(drain(one)) == [3, 1, 2]
 
 
 def test_a_priority_is_overtaken_by_what_comes_so_many_seconds_later_and_by_nothing_else() -> None:
@@ -410,13 +270,3 @@ def test_the_choices_of_one_request_are_all_taken_or_none() -> None:
     assert one.submit_all(choices) is None
     assert drain(one).keys() == {0, 1, 2, 3}
     assert one.stats().prompt_tokens == 5 * len(PROMPT)
-
-
-def test_more_choices_than_ever_fit_are_not_told_to_try_again() -> None:
-    one = engine(max_waiting=3, max_num_seqs=1)
-    refused = one.submit_all([Submit(number, pack_tokens(PROMPT), Sampling(max_tokens=2)) for number in range(5)])
-    assert refused is not None
-    assert (refused.reason, refused.message) == (
-        "invalid",
-        "the request has 5 choices, all prompts counted; at most 4 are taken at once",
-    )

@@ -120,36 +120,3 @@ def test_an_operator_retains_the_cached_part_and_ends_it() -> None:
     one.check()
     press(one)
     assert cached(one, KEPT) == 0
-
-
-def test_a_reset_forgets_what_is_retained() -> None:
-    one = small()
-    generate(one, KEPT, 1, retain=[Retain(len(KEPT), TTL_S)])
-    assert one.reset()
-    one.check()
-    assert one.stats().pool.retained == 0
-    assert cached(one, KEPT) == 0
-
-
-def test_without_a_share_nothing_is_retained() -> None:
-    one = engine(num_blocks=BLOCKS, retained_share=0.0)
-    generate(one, KEPT, 1, retain=[Retain(len(KEPT), TTL_S)])
-    assert one.stats().pool.retained == 0
-
-
-def test_what_comes_back_from_the_host_is_retained_again_unless_an_operator_ended_that() -> None:
-    one = small(host_blocks=8 * BLOCKS)
-    asked = RetainPrefix(1, pack_tokens(KEPT), TTL_S)
-    for ttl_s, marks in ((TTL_S, 4), (0.0, 0)):
-        generate(one, KEPT, 1)
-        asked.ttl_s = TTL_S
-        one.retain(asked)
-        generate(one, [7] * (BLOCKS * SIZE - 8), 8)  # in every block
-        assert one.stats().pool.retained == 0
-        asked.ttl_s = ttl_s
-        if not ttl_s:
-            one.retain(asked)
-        loaded = one.scheduler.transfers.loaded_tokens.copy()
-        assert cached(one, KEPT) == 4 * SIZE
-        assert one.scheduler.transfers.loaded_tokens != loaded, "nothing was loaded"
-        assert one.stats().pool.retained == marks

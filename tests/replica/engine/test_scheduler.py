@@ -80,47 +80,12 @@ def test_chunks_of_a_long_prompt_are_mixed_with_the_decodes_of_others() -> None:
     assert [computed(one) for _ in range(4)] == [[(1, 1), (2, 1), (3, count)] for count in (30, 30, 10, 1)]
 
 
-def test_a_token_is_sampled_only_when_all_before_it_are_computed() -> None:
-    one = scheduler()
-    submit(one, 1, 40)
-    assert step(one)[1] == []
-    [output] = step(one)[1]
-    assert (output.id, output.token_ids) == (1, [7])
-
-
-def test_the_budget_is_shared_out_and_never_exceeded() -> None:
-    one = scheduler()
-    for number in (1, 2, 3):
-        submit(one, number, 20)
-    assert [computed(one) for _ in range(2)] == [[(1, 20), (2, 12)], [(1, 1), (2, 8), (3, 20)]]
-
-
-def test_no_more_run_than_may() -> None:
-    one = scheduler(max_num_seqs=2)
-    for number in (1, 2, 3):
-        submit(one, number, 2, max_tokens=1 + number)
-    assert computed(one) == [(1, 2), (2, 2)]
-    assert (len(one.running), one.waiting) == (2, 1)
-    assert finish(one) == [1, 2, 3]
-
-
 def test_a_budget_that_some_would_starve_under_is_refused_with_both_numbers() -> None:
     with pytest.raises(ValueError, match="max_num_batched_tokens is 4; it must be at least max_num_seqs, 8"):
         scheduler(max_num_batched_tokens=4)
 
 
-def test_nothing_to_do_is_an_empty_batch() -> None:
-    assert scheduler().schedule() == []
-
-
 # ---- whose turn it is
-
-
-def test_first_come_is_first_served() -> None:
-    one = scheduler(max_num_seqs=1)
-    for number in (1, 2, 3):
-        submit(one, number, 2, max_tokens=2)
-    assert finish(one) == [1, 2, 3]
 
 
 def test_a_lower_priority_number_goes_first_and_arrival_breaks_ties() -> None:
@@ -146,14 +111,6 @@ def test_a_better_priority_is_computed_before_the_rest_of_a_long_prompt() -> Non
     submit(one, 2, 6, max_tokens=1, priority=1.0)
     assert computed(one) == [(2, 6), (1, 2)]
     assert computed(one) == [(1, 8)]
-
-
-def test_a_long_prompt_is_finished_before_what_came_later_with_the_same_priority() -> None:
-    one = scheduler(max_num_batched_tokens=8)
-    submit(one, 1, 20)
-    assert computed(one) == [(1, 8)]
-    submit(one, 2, 6, max_tokens=1)
-    assert [computed(one), computed(one)] == [[(1, 8)], [(1, 4), (2, 4)]]
 
 
 def test_a_better_priority_does_not_compute_again_what_a_prompt_under_way_computes() -> None:
@@ -264,29 +221,11 @@ def test_a_request_that_can_never_fit_is_not_told_to_try_again_later() -> None:
         submit(one, 2, 100)
 
 
-def test_what_fills_the_cache_to_the_last_token_fits() -> None:
-    one = scheduler(num_blocks=2)
-    submit(one, 1, 1, max_tokens=2 * SIZE - 1)
-    assert finish(one) == [1]
-    assert one.preemptions == 0
-
-
 def test_max_tokens_beyond_the_models_length_do_not_make_a_request_too_long() -> None:
     one = scheduler(num_blocks=4, max_model_len=16)
     submit(one, 1, 10, max_tokens=10_000)
     assert finish(one) == [1]
     assert one.generated_tokens == 6
-
-
-def test_a_prompt_that_leaves_room_for_one_token_gets_one() -> None:
-    one = scheduler(max_model_len=16)
-    submit(one, 1, 15, max_tokens=10)
-    [output] = step(one)[1]
-    assert (output.token_ids, output.finish_reason) == ([7], "length")
-    with pytest.raises(
-        TooLong, match=r"maximum context length is 16 tokens.*the prompt has 16 tokens and leaves no room"
-    ):
-        submit(one, 2, 16)
 
 
 @pytest.mark.parametrize("blocks", [4, 64])
@@ -321,12 +260,6 @@ def test_a_stop_token_before_min_tokens_is_output_like_any_other() -> None:
     assert reasons == [None, None, "stop"]
 
 
-def test_the_last_allowed_token_that_is_also_a_stop_token_is_a_stop() -> None:
-    one = scheduler()
-    submit(one, 1, 2, max_tokens=1, stop_token_ids=(STOP,))
-    assert step(one, STOP)[1][0].finish_reason == "stop"
-
-
 # ---- a prefix that nobody has yet is computed once
 
 
@@ -349,43 +282,6 @@ def test_a_wait_for_a_shared_prefix_delays_no_other_request() -> None:
     submit(one, 3, 5)
     assert computed(one) == [(1, 21), (3, 5)]
     assert computed(one) == [(1, 1), (3, 1), (2, 1)]
-
-
-def test_prefix_in_pieces_is_waited_for_to_its_end() -> None:
-    one = scheduler()
-    shared = list(range(40))
-    submit(one, 1, [*shared, 100])
-    submit(one, 2, [*shared, 200])
-    assert [computed(one) for _ in range(3)] == [[(1, 32)], [(1, 9)], [(1, 1), (2, 1)]]
-
-
-def test_only_what_is_really_shared_is_waited_for() -> None:
-    one = scheduler()
-    submit(one, 1, list(range(20)))
-    step(one)
-    submit(one, 2, [*range(SIZE), 50, 51, 52, 53])  # block 0 is there, the next is its own
-    assert computed(one) == [(1, 1), (2, SIZE)]
-
-
-def test_the_second_continues_alone_when_the_first_is_cancelled_before_it_computed_anything() -> None:
-    one = scheduler()
-    shared = list(range(40))
-    submit(one, 1, shared)
-    submit(one, 2, shared)
-    one.cancel(1)
-    assert computed(one) == [(2, 32)]
-    assert finish(one) == [2]
-
-
-def test_the_second_hits_what_the_first_had_computed_when_it_was_cancelled() -> None:
-    one = scheduler()
-    shared = list(range(40))
-    submit(one, 1, shared)
-    second = submit(one, 2, shared)
-    step(one)
-    one.cancel(1)
-    assert computed(one) == [(2, 8)]
-    assert second.cached_tokens == 32
 
 
 def test_the_second_does_not_hang_when_the_first_is_cancelled_while_it_is_waited_for() -> None:
@@ -503,14 +399,6 @@ def test_forks_that_arrive_together_share_whole_blocks_and_the_part_after_them()
     assert one.computed_prompt_tokens == 20 + 3 * 2
 
 
-def test_choices_of_one_prompt_find_its_end_while_the_first_still_runs() -> None:
-    one = partial_scheduler(max_num_batched_tokens=64)
-    for number in range(3):
-        submit(one, number, list(range(10)))
-    assert computed(one) == [(0, 10)]
-    assert computed(one) == [(0, 1), (1, 1), (2, 1)]
-
-
 def test_less_than_a_block_is_not_worth_waiting_a_step() -> None:
     one = partial_scheduler(max_num_batched_tokens=64)
     submit(one, 1, list(range(SIZE)))
@@ -610,22 +498,6 @@ def test_a_preempted_request_finds_its_own_blocks_again() -> None:
     assert second.cached_tokens == 0  # it says what the first admission found
 
 
-def test_lookups_of_preempted_requests_are_counted_apart() -> None:
-    one, *_ = crowd()
-    finish(one)
-    assert one.pool.lookups.query_tokens == 14
-    assert one.pool.lookups.hit_tokens == 0
-    assert (one.pool.lookups.query_blocks, one.pool.lookups.hit_blocks) == (2, 0)
-    assert one.pool.lookups.preempted_query_tokens > 0
-
-
-def test_a_better_priority_keeps_its_blocks_whoever_came_first() -> None:
-    one = scheduler(num_blocks=4)
-    submit(one, 1, 7, max_tokens=6, priority=5.0)
-    submit(one, 2, 7, max_tokens=6, priority=1.0)
-    assert finish(one) == [2, 1]
-
-
 def test_a_request_that_is_last_itself_gives_way_and_the_others_continue() -> None:
     one = scheduler(num_blocks=4)
     submit(one, 1, 4, max_tokens=3)
@@ -648,42 +520,7 @@ def test_no_request_is_admitted_in_a_step_that_preempted_another() -> None:
     assert computed(one) == [(1, 1), (3, 1)]
 
 
-def test_equal_priorities_and_shared_blocks_preempt_as_many_as_it_takes() -> None:
-    one = scheduler(num_blocks=6)
-    shared = list(range(8))
-    for number in range(4):
-        submit(one, number, [*shared, number], max_tokens=8)
-    assert sorted(finish(one)) == [0, 1, 2, 3]
-    assert one.pool.free == 6
-
-
-def test_a_preempted_request_comes_before_those_that_came_later() -> None:
-    one, _, second = crowd()
-    while not one.preemptions:
-        step(one)
-    submit(one, 3, 7, max_tokens=1)
-    assert finish(one) == [1, 2, 3]
-    assert second.preemptions
-
-
 # ---- cancel
-
-
-def test_cancel_of_a_waiting_request_takes_it_out_of_the_queue() -> None:
-    one = scheduler(max_num_seqs=1)
-    for number in (1, 2, 3):
-        submit(one, number, 4, max_tokens=1)
-    assert one.cancel(2)
-    one.check()
-    assert finish(one) == [1, 3]
-
-
-def test_cancel_of_a_waiting_request_leaves_the_others_in_order() -> None:
-    one = scheduler(max_num_seqs=1)
-    for number in (1, 5, 2, 6, 7, 3):
-        submit(one, number, 4, max_tokens=1, priority=number)
-    one.cancel(1)
-    assert finish(one) == [2, 3, 5, 6, 7]
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5])
@@ -698,54 +535,6 @@ def test_cancel_of_a_running_request_gives_its_blocks_back_at_once(steps: int) -
     assert (one.pool.free, one.requests, one.schedule()) == (64, {}, [])
 
 
-def test_cancel_of_a_preempted_request_is_final() -> None:
-    one, *_ = crowd()
-    while not one.preemptions:
-        step(one)
-    assert one.cancel(2)
-    one.check()
-    assert finish(one) == [1]
-
-
-def test_cancel_of_one_of_two_that_share_blocks_leaves_the_other_its_own() -> None:
-    one = scheduler()
-    shared = list(range(20))
-    submit(one, 1, shared)
-    second = submit(one, 2, shared)
-    step(one)
-    step(one)
-    assert second.cached_tokens == 16
-    one.cancel(1)
-    one.check()
-    assert finish(one) == [2]
-
-
-def test_cancel_of_one_of_equal_priority_takes_that_one() -> None:
-    one = scheduler()
-    for number in (1, 2, 3):
-        submit(one, number, 4)
-    step(one)
-    one.cancel(2)
-    assert [request.id for request in one.running] == [1, 3]
-
-
-def test_cancelling_a_finished_or_unknown_request_is_no_error() -> None:
-    one = scheduler()
-    submit(one, 1, 4, max_tokens=1)
-    finish(one)
-    assert not one.cancel(1)
-    assert not one.cancel(77)
-
-
-def test_a_cancelled_request_gets_no_more_output() -> None:
-    one = scheduler()
-    submit(one, 1, 4)
-    submit(one, 2, 4)
-    step(one)
-    one.cancel(1)
-    assert [output.id for output in step(one)[1]] == [2]
-
-
 # ---- what it says
 
 
@@ -758,13 +547,6 @@ def test_queued_prefill_counts_tokens_before_all_first_tokens() -> None:
     assert one.queued_prefill_tokens() == 18
     step(one)
     assert one.queued_prefill_tokens() == 0
-
-
-def test_queued_prefill_of_a_preempted_request_is_what_it_will_not_find_again() -> None:
-    one, *_ = crowd()
-    while not one.preemptions:
-        step(one)
-    assert one.queued_prefill_tokens() == 1
 
 
 def test_queued_prefill_leaves_out_what_is_cached() -> None:

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.openai.constraints import Constraint
-from replica.grammar.matcher import Matcher
-from tests.replica.grammar.constraints import KINDS, allowed, drawn, matcher, text, tokenizer, vocabulary
+from tests.replica.grammar.constraints import KINDS, allowed, drawn, matcher, vocabulary
 
 [END] = vocabulary().eos_ids
 
@@ -30,25 +29,12 @@ def test_it_is_the_same_however_the_tokens_came(kind: str, seed: int, data: st.D
     assert stepwise.ended == at_once.ended == (cut == len(answer) or allowed(at_once) == [END])
 
 
-def test_no_special_token_is_text() -> None:
-    free = matcher(Constraint("regex", r"[\s\S]{5}"))
-    assert not tokenizer().special_token_ids.intersection(allowed(free))
-
-
 def test_the_end_is_allowed_where_the_answer_may_end() -> None:
     open_end = matcher(Constraint("regex", "a{1,3}"))
     assert END not in allowed(open_end)
     assert open_end.follow([ord("a")])
     assert END in allowed(open_end) and len(allowed(open_end)) > 1
     assert not open_end.ended
-
-
-def test_after_the_end_only_the_end_follows() -> None:
-    one = matcher(Constraint("regex", "a"))
-    for answer in ([97], [97, END], [97, END, END]):
-        assert one.follow(answer)
-        assert one.ended and allowed(one) == [END]
-    assert text([97, END, END]) == "a"
 
 
 def test_a_token_that_is_not_allowed_is_noticed() -> None:
@@ -70,10 +56,3 @@ def test_a_limit_in_the_middle_ends_the_answer_there(caplog: pytest.LogCaptureFi
             many_states.follow(answer)
     assert many_states.failed and many_states.ended and following == [END]
     assert caplog.text.count("an answer ends early") == 1
-
-
-def test_copies_go_their_own_ways() -> None:
-    first = matcher(Constraint("regex", "ab|cd"))
-    second: Matcher = matcher(Constraint("regex", "ab|cd"))
-    assert first.follow([ord("a")])
-    assert ord("c") in allowed(second) and ord("c") not in allowed(first)

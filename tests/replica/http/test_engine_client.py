@@ -88,45 +88,6 @@ async def test_every_token_arrives_once_and_the_last_with_its_reason(engine: Eng
 
 
 @on_their_loop
-async def test_several_submits_are_one_stream(engine: EngineClient) -> None:
-    asked = [submit(engine), submit(engine, 9)]
-    outputs = await everything(engine.submit(asked))
-    assert {one.id: sum(output.id == one.id for output in outputs) for one in asked} == {asked[0].id: 5, asked[1].id: 9}
-
-
-@on_their_loop
-async def test_no_submits_are_answered_at_once(engine: EngineClient) -> None:
-    assert await engine.submit([]).next() == []
-
-
-@on_their_loop
-async def test_resumed_tokens_are_not_generated_again(engine: EngineClient) -> None:
-    whole = [token for output in await everything(engine.submit([submit(engine)])) for token in output.token_ids]
-    resumed = submit(engine, output=pack_ids(whole[:3]))
-    rest = [token for output in await everything(engine.submit([resumed])) for token in output.token_ids]
-    assert rest == whole[3:]
-
-
-@on_their_loop
-async def test_closing_gives_the_blocks_back(slow: EngineClient) -> None:
-    answers = slow.submit([submit(slow, 4000)])
-    assert await answers.next()
-    await until(lambda: slow.stats.load.running == 1 and slow.stats.pool.referenced)
-    answers.close()
-    assert answers.complete and await answers.next() == []
-    await until(lambda: slow.stats.load.running == 0 and not slow.stats.pool.referenced)
-
-
-@on_their_loop
-async def test_cancelling_one_leaves_the_others(engine: EngineClient) -> None:
-    kept, dropped = submit(engine, 50), submit(engine, 4000)
-    answers = engine.submit([kept, dropped])
-    answers.cancel(dropped.id)
-    outputs = await everything(answers)
-    assert outputs[-1].id == kept.id and outputs[-1].finish_reason == "length"
-
-
-@on_their_loop
 async def test_close_wakes_all_waiters(slow: EngineClient) -> None:
     answers = slow.submit([submit(slow, 4000)])
     await answers.next()
@@ -146,22 +107,6 @@ async def test_a_full_engine_refuses(slow: EngineClient) -> None:
     assert refused.value.retry_after_s >= 1
     answers.close()
     await until(lambda: slow.stats.load.running == slow.stats.load.waiting == 0)
-
-
-@on_their_loop
-async def test_an_empty_prompt_is_refused(engine: EngineClient) -> None:
-    with pytest.raises(EngineRefused, match="at least one token"):
-        await everything(engine.submit([submit(engine, prompt=b"")]))
-
-
-@on_their_loop
-async def test_reset_is_answered(slow: EngineClient) -> None:
-    await until(lambda: not slow.stats.load.running and not slow.stats.pool.referenced)
-    assert await slow.reset()
-    answers = slow.submit([submit(slow, 4000)])
-    await answers.next()
-    assert not await slow.reset()
-    answers.close()
 
 
 async def test_death_reaches_all_waiters() -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from api.http.prometheus import Histogram, histogram
 from events.native import Load
 from replica.http.metrics import CONSTRAINT_LIMITS, Metrics
 from replica.messages import NeighbourSnapshot, PoolSnapshot, Rates, Stats
@@ -63,11 +62,6 @@ def test_the_engines_numbers_appear_under_current_and_old_names() -> None:
     assert found["vllm:cache_config_info", "16 10"] == 1  # 10 blocks of 16
 
 
-def test_rates_are_zero_before_anything_was_asked() -> None:
-    found = samples(metrics(Stats(load=Load(), pool=PoolSnapshot(), rates=Rates())).text().decode())
-    assert found["vllm:gpu_prefix_cache_hit_rate", ""] == found["vllm:kv_cache_usage_perc", ""] == 0
-
-
 def test_limits_of_constraints_are_counted_by_the_server_and_by_the_engine() -> None:
     kept = metrics(Stats(load=Load(), pool=PoolSnapshot(), rates=Rates(), constraint_failures=3))
     kept.constraint_limits["time"] += 1
@@ -85,38 +79,6 @@ def test_both_directions_between_neighbours_are_counted() -> None:
     assert found["warmroute:neighbour_seconds_total", "pulled"] == 0.5
     assert found["warmroute:neighbour_failures_total", "pulled closed"] == 2
     assert found["warmroute:neighbour_blocks_total", "read"] == 0
-
-
-def test_two_sets_of_metrics_share_nothing() -> None:
-    one, other = metrics(), metrics()
-    one.tokens_generated += 5
-    assert samples(one.text().decode())["vllm:generation_tokens_total", ""] == 5
-    assert samples(other.text().decode())["vllm:generation_tokens_total", ""] == 0
-
-
-def test_a_histogram_counts_what_is_at_most_the_bound() -> None:
-    counted = Histogram((1.0, 2.0))
-    for value in (0.5, 1.0, 1.5, 99.0):
-        counted.observe(value)
-    lines = histogram("x", 'of="y"', counted).splitlines()
-    assert lines == [
-        'x_bucket{of="y",le="1.0"} 2.0',
-        'x_bucket{of="y",le="2.0"} 3.0',
-        'x_bucket{of="y",le="+Inf"} 4.0',
-        'x_count{of="y"} 4.0',
-        'x_sum{of="y"} 102.0',
-    ]
-
-
-def test_a_finished_choice_is_in_every_histogram_of_requests() -> None:
-    kept = metrics()
-    kept.choice_finished("stop", tokens=5, arrived_s=10.0, first_s=11.0, last_s=13.0)
-    found = samples(kept.text().decode())
-    assert found["vllm:e2e_request_latency_seconds_sum", ""] == 3
-    assert found["vllm:request_decode_time_seconds_sum", ""] == 2
-    assert found["vllm:request_time_per_output_token_seconds_sum", ""] == 0.5
-    assert found["vllm:request_generation_tokens_sum", ""] == 5
-    assert found["vllm:request_success_total", "stop"] == 1
 
 
 def test_requests_move_the_numbers(served: Replica) -> None:

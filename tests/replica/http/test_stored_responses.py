@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from api.errors import ApiError
 from api.openai_responses.requests import Item
-from replica.http.stored_responses import StoredResponses
+from replica.http.conversation_forms import StoredResponses
 
 STEPS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 90), st.booleans()), max_size=30)
 

@@ -16,8 +16,8 @@ from replica.config import LoraModule
 from replica.engine.engine import Engine
 from replica.messages import Sampling, Submit
 from replica.neighbours.messages import encode
+from replica.neighbours.reader import Wanted
 from replica.neighbours.source import chain_of
-from replica.neighbours.wanted import Wanted
 from tests.events.processes import wait_until
 from tests.replica.device.hosts import HostAccelerator, on_device
 from tests.replica.lora.adapters import ADAPTERS, adapted_logits, saved_adapter
@@ -214,14 +214,6 @@ def test_another_adapter_of_the_same_name_gets_nothing_that_is_cached(engine: En
         engine.check()
 
 
-def test_the_same_adapter_finds_its_blocks_again(engine: Engine, folder: Path) -> None:
-    tokens, path = prompt(67), saved_adapter(MODEL, "all", folder)
-    for cached in (0, 66):
-        load(engine, "a", path)
-        assert answers(engine, [("a", tokens)])[0].cached_tokens == cached
-        unload(engine, "a")
-
-
 def is_written(engine: Engine) -> bool:
     engine.settle()
     return engine.pool.lower is not None and not engine.pool.lower.writing
@@ -254,15 +246,6 @@ def test_blocks_on_a_disk_are_those_of_the_files_not_of_the_name(folder: Path, t
     announced, cached = first_answer("all")
     assert (announced > 0, cached) == (True, 64)
     assert first_answer("attention") == (0, 0)
-
-
-def test_no_more_are_loaded_than_may_be(engine: Engine, folder: Path) -> None:
-    path = saved_adapter(MODEL, "all", folder)
-    assert [load(engine, name, path) for name in "ab"] == ["", ""]
-    assert "--max-loras" in load(engine, "c", path)
-    assert "loaded already" in load(engine, "a", path)
-    unload(engine, "a")
-    assert load(engine, "c", path) == ""
 
 
 def test_no_folder_ends_the_engine(engine: Engine, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,7 +285,7 @@ def test_a_folder_that_does_not_fit_changes_nothing(engine: Engine, folder: Path
 def test_a_neighbour_is_asked_for_blocks_of_the_same_files() -> None:
     """One with another adapter of this name would otherwise give its own."""
     chain = Chain(prompt(40), 16, MODEL, lora_name="a", lora_digest="0" * 32)
-    read = Wanted(chain, 0, 2).request(MODEL, "layout", "tcp", 1.0)
+    read = Wanted(chain, 0, 2).request(MODEL, "layout", 1.0)
     assert chain_of(msgspec.msgpack.decode(encode(read), type=type(read)), 16).exact == chain.exact
     other = Chain(prompt(40), 16, MODEL, lora_name="a", lora_digest="1" * 32)
     assert (other.keys, other.exact) != (chain.keys, chain.exact)

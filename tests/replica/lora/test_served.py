@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from router.monitor import upkeep
 from tests.chaos.test_native_prefill import Beside
 from tests.replica.lora.adapters import adapted_logits, saved_adapter
 from tests.replica.models import saved
@@ -33,11 +32,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def replicas(folder: Path) -> Iterator[list[Native]]:
-    """Each has one adapter from the start, and may load more. The second one is two ranks."""
+    """Each has one adapter from the start, and may load more."""
     options = [*SMALL, "--events", "--events-port", 0, "--lora-dir", folder, "--max-loras", 3, "--log-level", "info"]
     options += ["--lora-modules", f"first={saved_adapter(MODEL, 'attention', folder)}"]
-    two = [*options, "--tensor-parallel-size", 2]
-    with native(saved(MODEL, folder), *options) as one, native(saved(MODEL, folder), *two) as other:
+    with native(saved(MODEL, folder), *options) as one, native(saved(MODEL, folder), *options) as other:
         yield [one, other]
 
 
@@ -114,12 +112,6 @@ def test_what_cannot_be_loaded_is_refused(replica: Native, name: str, path: str,
     assert names_at(replica) == {"model": None, "first": "model"}
 
 
-def test_one_that_is_not_loaded_cannot_be_unloaded(replica: Native) -> None:
-    answer = change(replica, UNLOAD, "none")
-    assert (answer.status, answer.error["code"]) == (404, "adapter_not_found")
-    assert "loaded are: first" in answer.error["message"]
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -192,15 +184,3 @@ async def test_a_router_loads_it_everywhere_and_predicts_its_hits(replicas: list
         gone = await client.post(UNLOAD, {"lora_name": "sql"}, **HERE)
         assert (gone.status, [one["has_it"] for one in gone.json["replicas"]]) == (200, [False, False])
         assert (await client.post("/v1/completions", completion(asked, model="sql"))).status == 404
-
-
-async def test_a_router_notices_what_a_replica_is_told_directly(
-    replicas: list[Native], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(upkeep, "LEARN_AGAIN_S", 0.0)
-    async with routed(replicas) as running:
-        assert "direct" not in running.router.members.models
-        assert change(replicas[1], LOAD, "direct", f"{MODEL} all").status == 200
-        await until(lambda: "direct" in running.router.members.models, "it is noticed")
-        assert change(replicas[1], UNLOAD, "direct").status == 200
-        await until(lambda: "direct" not in running.router.members.models, "it is forgotten")

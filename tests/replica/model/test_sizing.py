@@ -2,7 +2,7 @@
 
 import pytest
 
-from replica.model.sizing import GIGABYTE, blocks_in, kv_bytes_per_token, kv_memory, requests_in
+from replica.model.sizing import GIGABYTE, blocks_in, kv_bytes_per_token, kv_memory
 
 
 @pytest.mark.parametrize(
@@ -26,16 +26,3 @@ def test_memory_that_is_a_whole_number_of_blocks_holds_them_all() -> None:
     left = kv_memory(0.7 * GIGABYTE, 0.35, 0, 0)
     assert left < 245_000_000  # binary fractions: a little less
     assert blocks_in(left, 1, 245_000_000) == 1
-
-
-def test_less_than_nothing_holds_nothing() -> None:
-    assert blocks_in(-1e9, 16, 1) == 0
-
-
-def test_a_request_takes_whole_blocks() -> None:
-    assert [requests_in(4, 16, tokens) for tokens in (1, 16, 17, 64, 65)] == [4, 4, 2, 1, 0]
-
-
-@pytest.mark.parametrize(("dtype", "size"), [("float32", 64), ("float16", 32), ("fp8", 16)])
-def test_the_type_counts(dtype: str, size: int) -> None:
-    assert kv_bytes_per_token(1, 2, 4, dtype) == size

@@ -11,7 +11,7 @@ import msgspec
 from xxhash import xxh3_128_digest
 
 from replica.neighbours.connection import Connection, Patience
-from replica.neighbours.messages import MAX_READ_BYTES, Block, Lost, Offer, Read, Welcome, decode_from_reader
+from replica.neighbours.messages import MAX_READ_BYTES, Block, Lost, Offer, Read, Welcome, decode_read
 from replica.neighbours.sealed import REPLY_BYTES, Challenge
 from replica.neighbours.source import chain_of
 from tests.replica.engines import SIZE
@@ -49,8 +49,7 @@ class Liar:
         connection.session = challenge.accept(connection.receive(REPLY_BYTES, patience))
         connection.send_frame(Welcome({"tcp": b""}), patience)
         while True:
-            request = decode_from_reader(connection.receive_frame(MAX_READ_BYTES, patience))
-            assert isinstance(request, Read)
+            request = decode_read(connection.receive_frame(MAX_READ_BYTES, patience))
             self._lie(connection, request, patience)
 
     def close(self) -> None:

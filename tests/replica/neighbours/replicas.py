@@ -20,11 +20,8 @@ import numpy as np
 from replica.cache.block_pool import BlockPool
 from replica.cache.chain import Chain
 from replica.neighbours.holds import Holds
-from replica.neighbours.nixl import NIXL, NixlSource
-from replica.neighbours.reader import Reader, ReaderConfig
-from replica.neighbours.source import STREAMS, Source, SourceConfig
-from replica.neighbours.transports import TCP, SourceTransport, TcpReader, TcpSource
-from replica.neighbours.wanted import Wanted
+from replica.neighbours.reader import Reader, ReaderConfig, Wanted
+from replica.neighbours.source import Source, SourceConfig
 from tests.events.processes import DEADLINE_S, wait_until
 from tests.replica.engines import MODEL, SIZE, admit, chain
 
@@ -105,7 +102,7 @@ class ServingEngine(Engine):
 
     def __init__(self, num_blocks: int, block_bytes: int = BLOCK_BYTES, share: float = 1 / 8, **config: Any) -> None:
         super().__init__(num_blocks, block_bytes, share=share)
-        self.source = Source(source_config(**config), ANY_PORT, self.holds, self.memory, tcp_source(block_bytes))
+        self.source = Source(source_config(**config), ANY_PORT, self.holds, self.memory)
         self._ends = threading.Event()
         self._steps = threading.Lock()
         self._thread = threading.Thread(target=self._run)
@@ -143,11 +140,7 @@ def source_config(**changes: Any) -> SourceConfig:
 
 def reader(memory: ArrayMemory, **changes: Any) -> Reader:
     config = ReaderConfig(**({"secret": SECRET, "model": MODEL, "kv_layout": LAYOUT} | changes))
-    return Reader(config, memory, {TCP: TcpReader(memory.block_bytes)})
-
-
-def tcp_source(block_bytes: int) -> dict[str, SourceTransport]:
-    return {TCP: TcpSource(STREAMS, block_bytes)}
+    return Reader(config, memory)
 
 
 @contextmanager
@@ -209,14 +202,11 @@ def _main(
     num_blocks: int,
     block_bytes: int = BLOCK_BYTES,
     share: float = 1 / 8,
-    nixl: bool = False,
     **config: Any,
 ) -> None:
-    transports: dict[str, SourceTransport] = {NIXL: NixlSource(STREAMS, block_bytes)} if nixl else {}
-    transports |= tcp_source(block_bytes)
     engine = Engine(num_blocks, block_bytes, share=share)
     engine.serve(chain([*tokens_of(blocks), 1]))
-    source = Source(source_config(**config), ANY_PORT, engine.holds, engine.memory, transports)
+    source = Source(source_config(**config), ANY_PORT, engine.holds, engine.memory)
     print(source.endpoint, flush=True)
     while True:
         readable, _, _ = select.select([sys.stdin, engine.holds.descriptor], [], [])

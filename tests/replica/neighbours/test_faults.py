@@ -64,14 +64,6 @@ def test_a_source_that_goes_leaves_what_came_until_then(number: signal.Signals, 
         assert own.counts.failures["dead"] == 1
 
 
-def test_a_source_that_was_stopped_before_it_is_asked_costs_the_handshake() -> None:
-    with source_process(**large()) as source, reading(ArrayMemory(48, MEGABYTE)) as own:
-        os.kill(source.pid, signal.SIGSTOP)
-        began_s = time.monotonic()
-        assert own.pull(source.endpoint, wanted(48), range(48), soon()) == 0
-        assert time.monotonic() - began_s < 3
-
-
 def test_eviction_in_the_sources_process_leaves_held_blocks_alone() -> None:
     memory, want = ArrayMemory(48, MEGABYTE), wanted(48)
     with source_process(**large(stall_s=SOON_S)) as source, reading(memory) as own:  # it waits while a block is written
@@ -153,13 +145,6 @@ def test_a_lie_ends_the_pull_with_what_came_before(name: str) -> None:
         assert own.pull(source.endpoint, want, range(8), soon()) == count
         assert came(memory, want, range(8), count)
         assert own.counts.failures == {reason: 1}
-
-
-def test_the_same_source_without_a_lie_is_believed() -> None:
-    """The control of the lies above."""
-    with liar(lies_at(-1, with_header())) as source, reading(ArrayMemory(8)) as own:
-        assert own.pull(source.endpoint, wanted(8), range(8), soon()) == 8
-        assert not own.counts.failures
 
 
 def test_a_connection_on_which_more_comes_than_was_asked_for_is_not_used_again() -> None:
@@ -258,7 +243,7 @@ def test_a_handshake_that_a_listener_recorded_is_worth_nothing(serving: ServingE
 
 
 def request_for(blocks: int) -> Read:
-    return wanted(blocks).request("model", "layout-1", "tcp", SOON_S)
+    return wanted(blocks).request("model", "layout-1", SOON_S)
 
 
 def test_a_request_that_a_listener_recorded_is_worth_nothing(serving: ServingEngine) -> None:

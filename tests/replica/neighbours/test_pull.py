@@ -75,22 +75,6 @@ def test_a_reader_that_pauses_too_long_keeps_what_came_and_blames_nobody(monkeyp
         assert own.counts.failures == {"deadline": 1}
 
 
-def test_only_blocks_from_the_start_come() -> None:
-    memory, want = ArrayMemory(8), wanted(8, 5)
-    with serving(8) as engine, reading(memory) as own:
-        assert own.pull(engine.source.endpoint, want, [0, 1, 2], soon()) == 3
-        assert came(memory, want, [0, 1, 2], 3)
-
-
-def test_a_source_that_has_fewer_sends_those() -> None:
-    memory, want = ArrayMemory(8), wanted(8)
-    with serving(5) as engine, reading(memory) as own:
-        assert own.pull(engine.source.endpoint, want, range(8), soon()) == 5
-        assert came(memory, want, range(8), 5)
-        assert own.pull(engine.source.endpoint, wanted(8, 6), range(2), soon()) == 0
-        assert not own.counts.failures
-
-
 def test_a_block_needs_the_salt_the_adapter_and_the_extra_keys_as_well_as_the_tokens() -> None:
     memory = ArrayMemory(8)
     own_extras = {1: [("cat", 0)]}
@@ -108,14 +92,6 @@ def test_a_block_needs_the_salt_the_adapter_and_the_extra_keys_as_well_as_the_to
         same = wanted(4, cache_salt="theirs", lora_name="sql", extras=own_extras)
         assert own.pull(engine.source.endpoint, same, range(4), soon()) == 4
         assert came(memory, same, range(4), 4)
-
-
-def test_a_connection_is_used_again() -> None:
-    memory = ArrayMemory(8)
-    with serving(8) as engine, reading(memory) as own:
-        for _ in range(3):
-            assert own.pull(engine.source.endpoint, wanted(8), range(8), soon()) == 8
-        assert engine.source.readers == 1
 
 
 def test_a_source_that_restarts_is_read_over_a_new_connection() -> None:
@@ -156,13 +132,6 @@ def test_a_peer_that_failed_is_left_alone_for_a_while(caplog: pytest.LogCaptureF
             assert own.pull(engine.source.endpoint, wanted(8), range(8), soon()) == 0
         assert own.counts.failures == {"refused": 1, "dead": 2}
     assert [record.message.count("layout") for record in caplog.records] == [1]
-
-
-def test_what_is_no_endpoint_is_no_more_than_a_failure() -> None:
-    with reading(ArrayMemory(8)) as own:
-        for endpoint in ("", "http://127.0.0.1:1", "tcp://127.0.0.1:99999", "tcp://nobody.invalid:1"):
-            assert own.pull(endpoint, wanted(8), range(8), soon()) == 0
-        assert own.counts.failures == {"unreachable": 4}
 
 
 def test_a_pull_ends_at_its_deadline() -> None:

@@ -110,15 +110,6 @@ def test_blocks_of_the_sources_host_memory_are_read_too(source: Native, reader: 
     source.check()
 
 
-def test_another_salt_finds_nothing(source: Native, reader: Native) -> None:
-    tokens(source, prompt(3), cache_salt="theirs")
-    before = neighbours(reader, "pulled")["blocks"]
-    assert len(ask_with_source(reader, prompt(3), endpoint_of(source), cache_salt="mine")) == 12
-    assert len(ask_with_source(reader, prompt(3), endpoint_of(source))) == 12
-    reader.wait_idle()
-    assert neighbours(reader, "pulled")["blocks"] == before
-
-
 @pytest.mark.chaos
 def test_a_replica_of_another_fleet_computes_for_itself(source: Native, folder: Path) -> None:
     expected = tokens(source, prompt(4))
@@ -126,14 +117,6 @@ def test_a_replica_of_another_fleet_computes_for_itself(source: Native, folder: 
         assert ask_with_source(stranger, prompt(4), endpoint_of(source)) == expected
         wait_until(lambda: neighbours(stranger, "pulled").get("handshake") == 1, "the failure is counted")
         assert neighbours(stranger, "pulled")["blocks"] == 0
-
-
-@pytest.mark.chaos
-def test_a_replica_without_a_secret_is_not_read_and_reads_nothing(source: Native, folder: Path) -> None:
-    expected = tokens(source, prompt(5))
-    with native(folder, *OPTIONS) as alone:
-        assert (alone.load()["kv_read"], alone.load()["kv_layout"]) == ("", "")
-        assert ask_with_source(alone, prompt(5), endpoint_of(source)) == expected
 
 
 @pytest.mark.chaos

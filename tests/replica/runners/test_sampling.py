@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from replica.cache.chain import Chain
-from replica.messages import Sampling, TokenLogprobs
+from replica.messages import Sampling
 from replica.runners import sampling
 from replica.runners.request import Request
 from replica.runners.runner import SampledToken
@@ -112,15 +112,6 @@ def test_of_equally_likely_tokens_the_lowest_is_the_greedy_one() -> None:
     assert token([0, 5, 5, 5], temperature=0, logit_bias={0: 5}) == 0
 
 
-@pytest.mark.parametrize("fields", [{"top_k": 1}, {"top_k": 2}, {"top_p": 0.01}, {"top_p": 0.3}, {"min_p": 1.0}])
-def test_what_is_as_likely_as_the_last_one_is_kept_too(fields: dict[str, Any]) -> None:
-    assert set(tokens([0, 5, 5, 5, 1], **fields)) == {1, 2, 3}
-
-
-def test_a_top_p_of_nearly_one_keeps_what_has_a_share() -> None:
-    assert set(tokens([0.0, 0.0, 0.0, -INFINITY], top_p=1 - 2**-53)) == {0, 1, 2}
-
-
 @pytest.mark.parametrize("vocab", [1023, 1025, 30_000])
 @pytest.mark.parametrize("top_p", [0.001, 0.3, 0.9, 0.999999])
 def test_a_nucleus_of_any_size_ends_where_a_full_sort_says(vocab: int, top_p: float) -> None:
@@ -141,16 +132,6 @@ def test_no_temperature_and_no_penalty_makes_an_infinity() -> None:
 
 
 # ---- what the client adds
-
-
-def test_ids_beyond_the_vocabulary_change_nothing() -> None:
-    fields: dict[str, Any] = {
-        "logit_bias": {4: 100.0},
-        "stop_token_ids": (4, 2**32 - 1),
-        "min_tokens": 5,
-        "temperature": 0.0,
-    }
-    assert token([0, 1, 2, 3], **fields) == 3
 
 
 def test_a_stop_token_is_impossible_until_there_are_min_tokens() -> None:
@@ -177,10 +158,6 @@ def test_a_penalty_counts_what_it_should() -> None:
     assert token([-1.0, -1.1], [0], [], **greedy, repetition_penalty=1.2) == 1
 
 
-def test_a_negative_presence_penalty_stands_for_as_often_as_a_token_came() -> None:
-    assert token([1.0, 1.5], [1], [0, 0, 0], temperature=0.0, presence_penalty=-0.4) == 1
-
-
 # ---- through the engine
 
 
@@ -205,14 +182,6 @@ def test_penalties_survive_preemption() -> None:
     assert small.scheduler.preemptions > 0
 
 
-def test_a_resumed_output_is_penalized_as_if_it_had_been_drawn_here() -> None:
-    first, second = engine(runner=Repeating), engine(runner=Repeating)
-    submit(first, 0, [0, 1, 2], 30, seed=5, **PENALIZED)
-    whole = drain(first)[0]
-    submit(second, 0, [0, 1, 2], 30, seed=5, output=whole[:11], **PENALIZED)
-    assert drain(second)[0] == whole[11:]
-
-
 def test_rows_are_shaped_together_as_each_alone() -> None:
     logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(1)) * 5
     logits[4] = -math.inf
@@ -229,12 +198,6 @@ def test_rows_are_shaped_together_as_each_alone() -> None:
         assert torch.equal(together[row], shaped(logits[row : row + 1], [one], generated[row : row + 1])[0])
         assert not torch.equal(together[row], logits[row]) or row == 4
     assert shaped(logits[:1], [request()], [0]).equal(logits[:1])
-
-
-def test_sampler_and_scheduler_agree_on_min_tokens() -> None:
-    served = engine(runner=Repeating)
-    submit(served, 0, [1], 30, temperature=0.0, stop_token_ids=(0,), min_tokens=3)
-    assert drain(served)[0] == [1, 1, 1, 0]
 
 
 # ---- log probabilities
@@ -255,13 +218,6 @@ def test_logprobs_are_those_of_the_model_itself() -> None:
     assert dict(drawn.logprobs.top) == pytest.approx({0: math.log(0.5), 1: math.log(0.25)})
 
 
-def test_each_request_has_as_many_alternatives_as_it_wants() -> None:
-    wanted = [None, 0, 3, 20, None]
-    drawn = sample(torch.randn(5, 8), [request(top_logprobs=top) for top in wanted])
-    found = [None if one.logprobs is None else len(one.logprobs.top) for one in drawn]
-    assert found == [None, 0, 3, 8, None]
-
-
 def test_equally_likely_alternatives_are_told_by_their_ids() -> None:
     rows = torch.tensor([[1.0, 2, 2, 3, 2, 2], [0, 0, 0, 0, 0, 0]])
     assert logprobs(rows, [4, 5], 3) == [(2, [3, 1, 2]), (1, [0, 1, 2])]
@@ -272,20 +228,11 @@ def test_equally_likely_alternatives_are_told_by_their_ids() -> None:
     assert logprobs(wide, [9], 4) == [(2, [4000, 0, 1, 2])]
 
 
-def test_a_token_that_cannot_be_is_infinitely_unlikely() -> None:
-    [found] = token_logprobs(torch.tensor([[0.0, -INFINITY, 0.0]]), [1], 3)
-    assert found == TokenLogprobs(-INFINITY, [(0, -math.log(2)), (2, -math.log(2)), (1, -INFINITY)], 3)
-
-
 def test_a_long_prompt_is_looked_at_in_pieces() -> None:
     vocab = CHUNK_LOGITS // 2
     rows = torch.zeros(3, vocab, dtype=torch.bfloat16)
     rows[torch.arange(3), torch.tensor([5, 6, 7])] = 1
     assert logprobs(rows, [5, 5, 7], 1) == [(1, [5]), (2, [6]), (1, [7])]
-
-
-def test_no_prompt_token_needs_no_logits() -> None:
-    assert token_logprobs(torch.empty(0, 8), [], 3) == []
 
 
 # ---- a model that fails

@@ -1,14 +1,13 @@
 """The simulated runner: its time and its tokens depend only on its inputs."""
 
 import math
-import time
 from typing import Any
 
 import pytest
 
 from replica.config import SimulatedConfig
 from replica.messages import Sampling
-from replica.runners.clock import Clock, VirtualClock, WallClock
+from replica.runners.clock import VirtualClock
 from replica.runners.request import Request, Scheduled
 from replica.runners.simulated import SimulatedRunner
 from tests.replica.engines import chain, engine, generate
@@ -51,16 +50,6 @@ def test_tokens_depend_on_prompt_seed_and_position_alone() -> None:
         assert runner().sample(request([1, 2, 3], (0,) * position, seed=4)).token == first[position]
 
 
-def test_the_speed_changes_no_token() -> None:
-    slow = SimulatedConfig(prefill_tokens_per_s=1, decode_tokens_per_s=1, mean_output_tokens=6)
-    assert sampled([1], 10, runner(slow)) == sampled([1], 10)
-
-
-@pytest.mark.parametrize("seed", [-1, -(2**63), 2**63, 2**64 + 1])
-def test_any_integer_is_a_seed(seed: int) -> None:
-    assert sampled([1], 5, seed=seed) == sampled([1], 5, seed=seed)
-
-
 def test_by_default_the_tokens_are_bytes_of_readable_text() -> None:
     text = bytes(sampled([1], 200)).decode()
     assert set(text) <= set("abcdefghijklmnopqrstuvwxyz ,.")
@@ -88,11 +77,6 @@ def test_an_answer_is_not_ended_before_min_tokens_or_when_the_end_is_ignored() -
         assert EOS not in sampled([number], 40, runner(eos=(EOS,)), ignore_eos=True)
 
 
-def test_a_mean_of_zero_never_ends_an_answer() -> None:
-    endless = SimulatedConfig(mean_output_tokens=0)
-    assert EOS not in sampled([1], 300, runner(endless, eos=(EOS,)))
-
-
 def test_an_answer_ends_with_its_end_token_and_says_stop() -> None:
     one = engine(eos_token_ids=(EOS,), simulated=SPEED)
     said, _ = generate(one, [1, 2, 3], 100, stop_token_ids=(EOS,))
@@ -118,12 +102,6 @@ def test_the_drawn_token_is_the_likeliest_and_the_rest_follow(top: int) -> None:
     assert by.sample(request([1, 2], top_logprobs=top)) == drawn
 
 
-def test_log_probabilities_do_not_change_the_token() -> None:
-    with_them, without = (runner().sample(request([1], top_logprobs=top)) for top in (3, None))
-    assert with_them.token == without.token
-    assert without.logprobs is None
-
-
 # ---- time
 
 
@@ -136,36 +114,6 @@ def test_a_step_lasts_as_its_configuration_says() -> None:
     assert one.step_s(scheduled(1)) == pytest.approx(0.002 + 1 / 50)
     assert one.step_s(scheduled(100)) == pytest.approx(0.002 + 1 / 50 + 0.1)
     assert one.step_s(scheduled(100, 60)) == pytest.approx(0.002 + 1 / 50 + 0.16)
-
-
-def test_a_bigger_batch_decodes_slower_a_step_and_faster_in_all() -> None:
-    one = runner()
-    alone_s, together_s = one.step_s(scheduled(1)), one.step_s(scheduled(*[1] * 10))
-    assert alone_s < together_s < 10 * alone_s
-    assert together_s == pytest.approx(0.002 + (1 + 0.1 * 9) / 50)
-
-
-def test_prefill_beside_decodes_takes_its_own_time_on_top() -> None:
-    one = runner()
-    assert one.step_s(scheduled(1, 1, 200)) == pytest.approx(one.step_s(scheduled(1, 1)) + 0.2)
-
-
-def test_virtual_time_passes_only_by_what_is_computed() -> None:
-    one = runner()
-    one.run(scheduled(100))
-    assert one.clock.now_s() == pytest.approx(one.step_s(scheduled(100)))
-
-
-def test_wall_clock_takes_real_time() -> None:
-    clock: Clock = WallClock()
-    began_s = time.monotonic()
-    SimulatedRunner(SPEED, clock, (0, 256)).run(scheduled(1))
-    assert time.monotonic() - began_s >= 0.02
-
-
-def test_only_a_fully_computed_prompt_gets_a_token() -> None:
-    half = Scheduled(request([1, 2, 3, 4]), 0, 2)
-    assert [drawn is None for drawn in runner().run([half, *scheduled(3)])] == [True, False]
 
 
 # ---- which engine

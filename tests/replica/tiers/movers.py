@@ -11,13 +11,11 @@ from typing import Any, NamedTuple, TypeAlias
 from replica.cache.moves import Load, Pull, Save, Transfer, Write, Written
 from replica.config import EngineConfig
 from replica.disk.record import Record
-from replica.disk.recovery import NOTHING, Recovery
 from replica.engine.engine import Engine
-from replica.messages import DiskCounters
 from replica.runners.clock import VirtualClock
 from replica.runners.request import Scheduled
 from replica.runners.runner import Finish, SampledToken
-from replica.tiers.mover import Landed, LoadSpeeds
+from replica.tiers.mover import Landed, LoadSpeeds, Mover
 from tests.replica.engines import MODEL, SIZE, RememberingRunner, content
 
 Values: TypeAlias = tuple[int, ...]
@@ -75,13 +73,11 @@ class Erasure(NamedTuple):
     slot: int
 
 
-class RememberingMover:
+class RememberingMover(Mover):
     """Three threads, each with moves in order: one loads, one pulls, one writes to the disk."""
 
     def __init__(self, runner: RememberingRunner, size: int, first_on_disk: int, chance: Random) -> None:
         self.speeds = LoadSpeeds(runner.clock.now_s)
-        self.disk_counters = DiskCounters()
-        self.computing = False
         self.runner = runner
         self.size = size
         self.first_on_disk = first_on_disk
@@ -99,9 +95,6 @@ class RememberingMover:
         self._written: list[Written] = []
 
     # ---- what the engine asks for
-
-    def recover(self) -> Recovery:
-        return NOTHING
 
     def save(self, saves: Sequence[Save]) -> None:
         self.verify("a save", use_of_saves(saves), [*self.of_steps(), *self.of_transfers(), *self.of_writes()])
@@ -141,8 +134,6 @@ class RememberingMover:
         written, self._written = self._written, []
         self.begun = [transfer for transfer in self.begun if transfer not in landed]
         return landed, written
-
-    def close(self) -> None: ...
 
     @property
     def busy(self) -> bool:

@@ -19,8 +19,8 @@ from replica.config import EngineConfig, SimulatedConfig
 from replica.disk.file import DiskFile, open_disk_file
 from replica.disk.record import Record
 from replica.engine.engine import Engine
-from replica.runners.block_memory import ArrayMemory
 from replica.runners.clock import VirtualClock
+from replica.runners.runner import ArrayMemory
 from replica.tiers.mover import PARTS, GiveWay, HostMemory, ThreadedMover
 from tests.events.processes import wait_until
 from tests.replica.ahead import AheadRunner
@@ -242,16 +242,12 @@ def test_a_block_that_could_not_be_saved_is_lost_to_all_who_want_it(tmp_path: Pa
     mover.close()
 
 
-class SlowPuller:
+def slow_pull(pull: Pull, give_way: GiveWay) -> int:
     """A neighbour's blocks come, and each takes a millisecond of the processor's time."""
-
-    def pull(self, pull: Pull, give_way: GiveWay) -> int:
-        for _ in pull.blocks:
-            give_way(0.001, 0.5)
-            give_way(0.1, 0.5)
-        return len(pull.blocks)
-
-    def close(self) -> None: ...
+    for _ in pull.blocks:
+        give_way(0.001, 0.5)
+        give_way(0.1, 0.5)
+    return len(pull.blocks)
 
 
 @pytest.mark.parametrize(("is_host", "computing", "gives_way"), [(1, 1, True), (1, 0, False), (0, 1, False)])
@@ -262,7 +258,7 @@ def test_loads_and_pulls_give_way_to_steps_that_wait_for_the_same_memory(
     monkeypatch.setattr("replica.tiers.mover.sleep", pauses_s.append)
     memory = ArrayMemory(ArrayKV(BLOCKS).bytes)
     monkeypatch.setattr(memory, "is_host", bool(is_host), raising=False)
-    mover = ThreadedMover(memory, HostMemory(SLOTS, BLOCK_BYTES), BLOCKS, puller=SlowPuller())
+    mover = ThreadedMover(memory, HostMemory(SLOTS, BLOCK_BYTES), BLOCKS, pull=slow_pull)
     mover.computing = bool(computing)
     pull = Pull("tcp://127.0.0.1:1", Chain([1] * (3 * SIZE + 1), SIZE, MODEL), 2, [3], patience_s=1.0)
     mover.begin(Transfer([Save(0, BLOCKS)], [Load(BLOCKS, 1, HOST), Load(BLOCKS, 2, HOST)], pull))

@@ -12,8 +12,7 @@ from gguf.quants import dequantize
 
 from replica.model.weights import Weights
 from tests.replica.model.gguf.files import F32, folder_of, gguf_of, write_gguf
-from tests.replica.models import ask, native
-from tests.replica.parallel.conftest import closing_engine
+from tests.replica.models import ask, closing_engine, native
 from tests.replica.test_golden import assert_is_transformers, prompts
 
 QUANTIZED = (

@@ -9,8 +9,7 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import NamedTuple, NoReturn, TypeVar
@@ -18,7 +17,7 @@ from typing import NamedTuple, NoReturn, TypeVar
 from msgspec import Struct
 
 from api.process.lifeline import module
-from replica.parallel.messages import Failed, encode
+from replica.device.orders import Failed, encode
 
 Answer = TypeVar("Answer")
 
@@ -33,16 +32,9 @@ class Follower(NamedTuple):
     channel: "Connection[bytes, bytes]"
 
 
-class Start(NamedTuple):
-    """The first message for a follower, and the descriptors that it inherits."""
-
-    message: Struct
-    descriptors: Sequence[int] = ()
-
-
 class Followers:
-    def __init__(self, program: str, starts: Sequence[Start]) -> None:
-        """Start a process for each rank after the first, by the name of its module."""
+    def __init__(self, program: str, starts: Sequence[Struct]) -> None:
+        """Start a process for each rank after the first, by the name of its module, and send each its first message."""
         self._size = len(starts) + 1
         self._ending = threading.Event()
         self.patience_s = 0.0
@@ -55,11 +47,11 @@ class Followers:
                     process = subprocess.Popen(
                         module(program, str(theirs.fileno()), str(os.getpid())),
                         stdin=subprocess.DEVNULL,
-                        pass_fds=[theirs.fileno(), *start.descriptors],
+                        pass_fds=[theirs.fileno()],
                     )
                 follower = Follower(rank, process, ours)
                 self._followers.append(follower)
-                follower.channel.send_bytes(encode(start.message))
+                follower.channel.send_bytes(encode(start))
         except BaseException:
             self.close()
             raise
@@ -80,13 +72,6 @@ class Followers:
                 raise ValueError(answer.message)
             answers.append(answer)
         return answers
-
-    def new_answers(self, decode: Callable[[bytes], Answer]) -> Iterator[Answer]:
-        """Yield those that have come, without waiting for more."""
-        for follower in self._followers:
-            with suppress(EOFError, ConnectionError):  # it has died, of which its watch hears
-                while follower.channel.poll():
-                    yield decode(follower.channel.recv_bytes())
 
     def watch(self, patience_s: float = 0.0) -> None:
         """From now on a death ends the engine; after so long, in which a better reason may be found."""

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from replica.model.config import ModelConfig, read_config
-from replica.parallel.shares import Share, kv_copies, refuse_what_does_not_divide
+from replica.model.shares import Share, kv_copies, refuse_what_does_not_divide
 from tests.replica.folders import model_folder
 
 

@@ -1,1 +1,0 @@
-"""The model on a CPU, in one process or over several ranks."""
