@@ -34,10 +34,6 @@ def test_a_cpu_gets_the_cpu_path() -> None:
     assert choice.attention.name == "cpu" and choice.passed == {}
 
 
-def test_what_is_asked_for_by_name_is_taken() -> None:
-    assert choose("cpu", "cpu", KvShape(FLOAT32, 16, 64)).attention.name == "cpu"
-
-
 @pytest.mark.parametrize("error", [ImportError("no module"), OSError("no library"), RuntimeError("no operator")])
 def test_what_cannot_be_loaded_is_passed_and_named(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     order_with_broken(error, monkeypatch)
@@ -45,12 +41,6 @@ def test_what_cannot_be_loaded_is_passed_and_named(error: Exception, monkeypatch
     assert choice.attention.name == "cpu" and choice.passed == {"broken": str(error)}
     with pytest.raises(ValueError, match=f"attention 'broken' cannot be used on cpu; broken: {error}"):
         choose("broken", "cpu", KvShape(FLOAT32, 16, 64))
-
-
-def test_a_mistake_in_the_code_is_not_taken_for_a_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    order_with_broken(KeyError("x"), monkeypatch)
-    with pytest.raises(KeyError):
-        choose("auto", "cpu", KvShape(FLOAT32, 16, 64))
 
 
 @pytest.mark.parametrize(
@@ -165,11 +155,6 @@ def test_why_nothing_else_will_do_is_reported(tmp_path: Path, monkeypatch: pytes
 def test_a_library_without_the_operator_is_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     own_flash(monkeypatch, of_today)
     assert "has no fwd" in choose("auto", "cuda", KvShape(BFLOAT16, 16, 64)).passed["flash3"]
-
-
-def test_a_vllm_without_the_library_is_passed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    vllm(tmp_path, monkeypatch, library="_vllm_fa2_C.abi3.so")
-    assert "has no _vllm_fa3_C" in choose("auto", "cuda", KvShape(BFLOAT16, 16, 64)).passed["flash3-vllm"]
 
 
 def test_a_torch_that_takes_no_tables_is_passed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,13 +53,6 @@ def test_a_token_is_computed_before_anybody_knows_which_it_is() -> None:
 # ---- how it ends
 
 
-@pytest.mark.parametrize("max_tokens", [1, 2, 5])
-def test_nothing_is_computed_after_the_last_token_that_max_tokens_allows(max_tokens: int) -> None:
-    one, runner = ahead_engine()
-    assert len(generate(one, PROMPT, max_tokens)[0]) == max_tokens
-    assert len(runner.batches) == one.steps == max_tokens
-
-
 def test_a_stop_token_is_known_a_step_late_and_later_work_is_dropped() -> None:
     said, _ = generate(engine(), PROMPT, 9)
     stop = next(token for at, token in enumerate(said) if at and token not in said[:at])
@@ -176,30 +169,6 @@ def test_a_request_is_taken_for_penalized_if_what_it_draws_depends_on_its_tokens
         assert request.needs_results == is_penalized
         drawn.add(sample(logits, [request])[0].token)
     assert (len(drawn) > 1) == is_penalized
-
-
-# ---- the cache
-
-
-def test_a_prefix_is_waited_for_until_it_has_landed_and_computed_once() -> None:
-    one, runner = ahead_engine(max_num_batched_tokens=64)
-    for number in (1, 2):
-        submit(one, number, [*PROMPT[:20], number], 4)
-    for _ in range(3):
-        step(one)
-    # The first one's prompt flies in the step that is followed by its own next token alone.
-    assert runner.batches == [[(1, 0, 21)], [(1, 21, 1)], [(1, 22, 1), (2, 20, 1)]]
-    assert drain(one).keys() == {1, 2}
-
-
-def test_a_fork_copies_what_has_landed_of_a_block_on_which_its_owner_still_writes() -> None:
-    one, runner = ahead_engine(max_num_batched_tokens=64)
-    submit(one, 1, PROMPT[:18], 20)
-    for _ in range(3):
-        step(one)
-    submit(one, 2, [*PROMPT[:18], 7, 8], 4)
-    drain(one)
-    assert runner.copied_tokens == 2
 
 
 # ---- what it says

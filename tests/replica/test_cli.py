@@ -15,7 +15,6 @@ import pytest
 from api.process.lifeline import PARENT_VARIABLE
 from tests.events.processes import wait_until
 from tests.processes import is_alive, opened
-from tests.replica.folders import model_folder
 
 COMMAND = [sys.executable, "-m", "fleet", "replica"]
 DEMO = ["--model", "demo", "--engine", "simulated", "--port", "0", "--events-port", "0"]
@@ -99,12 +98,6 @@ def test_a_model_without_a_tokenizer_is_noted() -> None:
     )
 
 
-def test_a_real_model_without_a_tokenizer_is_noted_too(tmp_path: Path) -> None:
-    finished = run("--model", model_folder(tmp_path), "--host", "203.0.113.1")
-    assert finished.stderr.startswith(f"Note: {str(tmp_path)!r} has no tokenizer.json")
-    assert "prompts of token ids are unaffected" in finished.stderr
-
-
 @pytest.mark.chaos
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_serves_and_ends_as_asked(number: int) -> None:
@@ -141,14 +134,6 @@ def test_a_parent_that_is_gone_before_the_replica_begins_is_missed() -> None:
     gone.wait()
     finished = run(*DEMO, "--set=die_with_parent=true", **{PARENT_VARIABLE: str(gone.pid)})
     assert (finished.returncode, finished.stdout) == (1, "")
-
-
-def test_a_parent_that_is_no_number_is_reported_in_one_line() -> None:
-    finished = run(*DEMO, "--set=die_with_parent=true", **{PARENT_VARIABLE: "init"})
-    assert finished.returncode == 2
-    assert finished.stderr == (
-        "Error: WARMROUTE_PARENT_PID in the environment is 'init'; make it the parent's pid, or unset it\n"
-    )
 
 
 def listening(pid: int) -> str:

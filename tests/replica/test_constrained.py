@@ -12,7 +12,6 @@ from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
 import pytest
-import torch
 
 from api.openai.constraints import Constraint
 from api.tokens.tokenizer import ByteTokenizer
@@ -22,10 +21,7 @@ from replica.grammar.compiler import Compiler
 from replica.grammar.matcher import Matcher
 from replica.grammar.vocabulary import packed_vocabulary, unpacked_vocabulary
 from replica.messages import Sampling, Submit
-from replica.runners.request import Request
-from replica.runners.sampling import sample
 from tests.replica.device.hosts import on_device
-from tests.replica.engines import chain
 from tests.replica.grammar.constraints import KINDS, WEATHER
 from tests.replica.models import VOCABULARY, Answer, finish, native, saved, submit
 
@@ -126,19 +122,6 @@ def test_the_device_says_what_the_cpu_says(folder: Path) -> None:
             assert [token for token, _ in mine.top] == [token for token, _ in other.top]
 
 
-@pytest.mark.parametrize("changes", [{"num_blocks": 12}, {"max_num_batched_tokens": 16, "max_num_seqs": 3}], ids=str)
-def test_neither_room_nor_batches_change_an_answer(folder: Path, changes: dict[str, int]) -> None:
-    limits = {"max_model_len": 190}
-    expected, found = native(folder, **limits), native(folder, **limits | changes)
-    answers: list[dict[int, Answer]] = []
-    for engine in (expected, found):
-        for number in range(5):
-            constrain(engine, number, prompt(number), KINDS["schema"], max_tokens=160, **SHAPES[number % 3])
-        answers.append(finish(engine))
-    assert {n: a.token_ids for n, a in answers[0].items()} == {n: a.token_ids for n, a in answers[1].items()}
-    assert found.scheduler.preemptions or "num_blocks" not in changes
-
-
 @pytest.mark.parametrize(
     ("made", "shape"),
     [
@@ -173,15 +156,6 @@ def test_what_cannot_be_followed_further_has_not_ended_by_itself(folder: Path) -
     assert answer.finish_reason == "length"
     assert engine.stats().constraint_failures == 1
     assert answer.token_ids[-1] == END and len(answer.token_ids) < 200
-
-
-def test_a_broken_model_still_keeps_to_the_form() -> None:
-    sampling = Sampling(max_tokens=9, temperature=1.0, stop_token_ids=(END,), constraint=OPEN)
-    for value in (math.nan, math.inf, -math.inf):
-        free = Request(1, chain([1]), 1, Sampling(max_tokens=9), (0.0, 0))
-        constrained = Request(2, chain([1]), 1, sampling, (0.0, 1), matcher=matcher(OPEN))
-        drawn = sample(torch.full((2, VOCABULARY), value), [free, constrained])
-        assert chr(drawn[1].token) in "abcd"
 
 
 # ---- one step ahead

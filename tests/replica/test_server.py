@@ -60,24 +60,6 @@ def test_load_names_the_replica_and_its_load(served: Replica) -> None:
     assert set(load["load"]) >= {"running", "waiting", "queued_prefill_tokens", "free_blocks", "prefill_tokens_per_s"}
 
 
-def test_the_ready_line_says_where_and_what(served: Replica) -> None:
-    endpoints = served.load()["endpoints"]
-    assert served.ready_line == (
-        f"ready on {served.url}, model {MODEL}, 8192 blocks of 16, events {endpoints['events']}\n"
-    )
-
-
-def test_a_list_of_prompts_is_answered_in_order(served: Replica) -> None:
-    answer = served.post("/v1/completions", completion(prompt=["one", [116, 119, 111]], n=1)).error
-    assert answer["param"] == "prompt"  # mixed
-    answer = served.post("/v1/completions", completion(prompt=["one", "two"], n=2)).json
-    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
-    assert answer["usage"]["completion_tokens"] == 32
-    assert answer["usage"]["prompt_tokens"] == 8  # with a beginning-of-sequence token each
-    [second] = served.post("/v1/completions", completion(prompt="two")).json["choices"]
-    assert second["text"] == answer["choices"][2]["text"]
-
-
 def test_a_streamed_answer_is_the_whole_one_in_pieces(served: Replica) -> None:
     whole = served.post("/v1/chat/completions", chat(n=2)).json
     streamed = served.post("/v1/chat/completions", chat(n=2, stream=True, stream_options={"include_usage": True}))
@@ -114,18 +96,6 @@ def test_the_cache_is_reset_on_request(served: Replica) -> None:
     assert again.headers[CACHED_TOKENS_HEADER] == "0"
 
 
-def test_token_ids_are_returned_on_request(served: Replica) -> None:
-    [choice] = served.post("/v1/completions", completion(return_token_ids=True)).json["choices"]
-    assert bytes(choice["token_ids"]).decode() == choice["text"]
-    assert choice["prompt_token_ids"] == [256, *b"hello"]
-    answer = served.post("/v1/chat/completions", chat(return_token_ids=True)).json
-    assert bytes(answer["choices"][0]["token_ids"]).decode() == answer["choices"][0]["message"]["content"]
-    assert answer["prompt_token_ids"][0] == 258
-    parts = chunks(served.post("/v1/completions", completion(return_token_ids=True, stream=True)).body)
-    assert [token for part in parts for token in part["choices"][0]["token_ids"]] == choice["token_ids"]
-    assert parts[0]["choices"][0]["prompt_token_ids"] == choice["prompt_token_ids"]
-
-
 def test_a_stop_string_ends_the_text_before_it(served: Replica) -> None:
     [free] = served.post("/v1/completions", completion(max_tokens=40)).json["choices"]
     stop = free["text"][10:13]
@@ -136,17 +106,6 @@ def test_a_stop_string_ends_the_text_before_it(served: Replica) -> None:
     parts = [part["choices"][0] for part in chunks(served.post("/v1/completions", shown).body)]
     assert "".join(part["text"] for part in parts) == free["text"][: end + 3]
     served.wait_idle()  # the engine does not know stop strings: it was told to end
-
-
-def test_nothing_follows_a_stop_string_however_far_the_engine_has_got(served: Replica) -> None:
-    body = completion(max_tokens=2000, stop=["e"], n=20, return_token_ids=True, stream=True)
-    parts = [part["choices"][0] for part in chunks(served.post("/v1/completions", body).body)]
-    ends = [part["index"] for part in parts if part["finish_reason"]]
-    assert sorted(ends) == list(range(20))
-    for index in range(20):
-        mine = [part for part in parts if part["index"] == index]
-        assert mine[-1]["finish_reason"] == "stop"
-        assert bytes(token for part in mine for token in part["token_ids"]).endswith(b"e")
 
 
 def test_logprobs_in_both_shapes(served: Replica) -> None:
@@ -207,13 +166,6 @@ def test_tokenize_and_detokenize_are_inverse(served: Replica) -> None:
     assert text == {"prompt": "héllo"}
     messages = served.post("/tokenize", {"messages": [{"role": "user", "content": "hi"}]}).json
     assert messages["tokens"][0] == 258
-
-
-def test_a_long_prompt_is_read_beside_the_event_loop(served: Replica) -> None:
-    words = "word " * 1600
-    assert served.post("/tokenize", {"prompt": words * 10}).json["count"] == 80_001
-    answer = served.post("/v1/completions", completion(prompt=words)).json
-    assert answer["usage"]["prompt_tokens"] == 8001
 
 
 @pytest.mark.parametrize(
@@ -404,13 +356,6 @@ def test_a_file_that_is_no_template_is_named(tmp_path: Path, content: bytes) -> 
     file.write_bytes(content)
     with pytest.raises(ValueError, match=r"/template\.jinja"):
         load_prompts(config(http={"chat_template": str(file)}))
-
-
-def test_pages_of_other_sites_are_told_to_ask_a_router(served: Replica) -> None:
-    preflight = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
-    answer = served.ask("OPTIONS", "/v1/completions", None, preflight)
-    assert (answer.status, answer.error["code"]) == (405, "origin_not_allowed")
-    assert '"https://a.example"' in answer.error["message"] and "--cors-origin" in answer.error["message"]
 
 
 def test_the_tokenizer_is_described_as_vllm_does(served: Replica) -> None:

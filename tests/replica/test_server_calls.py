@@ -50,12 +50,6 @@ def test_a_call_is_a_call_to_the_client(parsing: Replica) -> None:
     assert message["tool_calls"][0]["function"] == {"name": "write", "arguments": '{"text": "ok"}'}
 
 
-def test_without_a_parser_it_is_text() -> None:
-    with replica(http=dict.fromkeys(PARSERS, "none")) as plain:
-        [choice] = answered(plain, request(), [*END.encode(), EOS])["choices"]
-    assert (choice["message"]["content"], choice["finish_reason"]) == (END, "stop")
-
-
 @pytest.mark.parametrize("before", [1, 30, len(BEGINNING)])
 def test_a_stream_cut_within_a_call_continues_byte_for_byte(parsing: Replica, successor: Replica, before: int) -> None:
     body = request(stream=True, max_tokens=before + 40)
@@ -64,12 +58,3 @@ def test_a_stream_cut_within_a_call_continues_byte_for_byte(parsing: Replica, su
     for cut in range(0, len(whole), 3):
         after = frames(successor, PATH, body, [beginning + said(whole[:cut], 1)[0]])
         assert without_cached(payload(whole[:cut]) + payload(after)) == without_cached(payload(whole)), cut
-
-
-def test_arguments_come_in_pieces(parsing: Replica) -> None:
-    body = request(stream=True, ignore_eos=True)
-    events = payload(frames(parsing, PATH, body, [pack_ids(BEGINNING.encode())])).decode().split("\n\n")[:-2]
-    choices = [json.loads(event.removeprefix("data: "))["choices"][0] for event in events]
-    pieces = [call["function"]["arguments"] for choice in choices for call in choice["delta"].get("tool_calls", ())]
-    assert len("".join(pieces)) == 200 - len(BEGINNING) and len(pieces) > 10
-    assert choices[-1]["finish_reason"] == "length"

@@ -71,23 +71,6 @@ def test_every_field_is_honoured(name: str, request: pytest.FixtureRequest) -> N
     assert answer.json["choices"][0]["text"] in ("a", "b")
 
 
-def test_an_answer_of_one_call_ends_after_it(origin: Replica) -> None:
-    fields = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 200, "n": 3}
-    answer = chat(origin, **fields, seed=0)
-    assert answer.status == 200, answer.body
-    for choice in answer.json["choices"]:
-        assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
-        assert len(choice["message"]["tool_calls"]) == 1
-
-
-@pytest.mark.parametrize("name", ["origin", "simulated"])
-def test_any_object_ends(name: str, request: pytest.FixtureRequest) -> None:
-    served: Replica = request.getfixturevalue(name)
-    close = {str(ord("}")): 20} if name == "origin" else {}
-    [found] = said(chat(served, response_format={"type": "json_object"}, logit_bias=close, max_tokens=2000))
-    assert isinstance(json.loads(found), dict)
-
-
 def test_a_schema_that_cannot_be_compiled_is_quoted(origin: Replica) -> None:
     schema = {"type": "object", "properties": {"a": {"items": {"type": "strin"}}}}
     answer = chat(origin, response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})

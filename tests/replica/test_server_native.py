@@ -182,14 +182,6 @@ def content(events: str) -> str:
 ALL = 100
 
 
-def test_the_models_end_of_sequence_ends_the_text_unless_it_is_ignored(served: Replica) -> None:
-    forced = {"logit_bias": {"2": ALL}}
-    assert tokens(served, PROMPT, **forced, ignore_eos=False) == [2]
-    assert tokens(served, PROMPT, **forced, ignore_eos=True) == [2] * ANSWER
-    of_the_bytes = BYTES.eos_token_ids[0]  # which a model without a tokenizer does not know
-    assert tokens(served, PROMPT, logit_bias={str(of_the_bytes): ALL}, ignore_eos=False) == [of_the_bytes] * ANSWER
-
-
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

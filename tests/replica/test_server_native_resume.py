@@ -102,15 +102,6 @@ def test_log_probabilities_continue_to_the_last_digit(
     assert assert_goes_on(origin, successor, path, body).count("top_logprobs") >= 24
 
 
-@pytest.mark.parametrize("fields", [{}, {"logprobs": 2}, {"n": 2, "temperature": 0}], ids=["plain", "logprobs", "n"])
-def test_a_whole_answer_is_the_same_after_a_move(origin: Replica, successor: Replica, fields: dict[str, Any]) -> None:
-    body = request(COMPLETIONS, **fields)
-    whole = frames(origin, COMPLETIONS, body)
-    for cut in range(0, len(whole), 5):
-        after = frames(successor, COMPLETIONS, body, said(whole[:cut], fields.get("n", 1)))
-        assert without_cached(payload(after)) == without_cached(payload(whole))
-
-
 @pytest.mark.chaos
 def test_a_stream_continues_after_its_replica_was_killed(demo_cache: Path, successor: Replica) -> None:
     body = request(COMPLETIONS, stream=True, max_tokens=300, ignore_eos=True, **PENALTIES)

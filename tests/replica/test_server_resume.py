@@ -154,14 +154,6 @@ def test_a_tokenizer_of_byte_pairs_continues_inside_a_character_too(tmp_path: Pa
         assert one.post("/detokenize", {"tokens": token_ids}).json["prompt"] == "hello"  # by the template of the file
 
 
-def test_a_whole_answer_has_all_that_was_said(origin: Replica, successor: Replica) -> None:
-    body = request("/v1/completions", return_token_ids=True)
-    [whole] = origin.post("/v1/completions", body).json["choices"]
-    resumed = json.loads(payload(frames(successor, "/v1/completions", body, [pack_ids(whole["token_ids"][:9])])))
-    assert resumed["choices"] == [whole]
-    assert resumed["usage"]["completion_tokens"] == 24
-
-
 @pytest.mark.parametrize(
     ("said", "param"),
     [

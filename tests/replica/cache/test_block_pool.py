@@ -451,16 +451,6 @@ def test_without_caching_nothing_is_named_or_announced() -> None:
     pool.check()
 
 
-def test_without_events_everything_else_is_the_same() -> None:
-    pool = BlockPool(2, SIZE, events=False)
-    serve(pool, chain(A + B))
-    assert hits(pool, A + B + MORE) == 2
-    serve(pool, chain(C + D))
-    assert hits(pool, A + B + MORE) == 0
-    assert pool.reset()
-    assert pool.take_events() == []
-
-
 # ---- statistics
 
 

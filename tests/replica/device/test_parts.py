@@ -85,17 +85,6 @@ def test_a_request_that_starts_over_gets_its_new_blocks() -> None:
     assert row(tables, number, 2) == [3, 4]
 
 
-def test_seats_of_finished_requests_are_reused() -> None:
-    tables = Tables(2, 4, HostAccelerator())
-    first, second = request(1, [1]), request(2, [2])
-    taken = tables.of([first, second])
-    first.blocks = []
-    third = request(3, [3])
-    assert tables.of([second, third]) == [taken[1], taken[0]]
-    assert row(tables, taken[0], 1) == [3]
-    assert tables.empty_row not in taken
-
-
 def test_many_new_blocks_at_once_arrive() -> None:
     count = UPDATE_BYTES // 16 + 9
     tables = Tables(1, count, HostAccelerator())
@@ -174,11 +163,6 @@ def test_steps_with_prompts_have_one_of_their_own(largest: int) -> None:
 
 GB = 10**9
 NEEDS = Needs(step=8 * GB, graphs=2 * GB)
-
-
-def test_what_is_left_of_the_memory_is_for_blocks() -> None:
-    before, loaded = Memory(100 * GB, 100 * GB, own=GB), Memory(60 * GB, 100 * GB, own=41 * GB)
-    assert blocks_that_fit(Span(before, loaded), 0.9, NEEDS, 16, 10**5) == 40 * GB // (16 * 10**5) - 1
 
 
 def test_several_share_a_gpu_by_their_parts_of_it() -> None:

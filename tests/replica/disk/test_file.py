@@ -1,28 +1,17 @@
 import logging
 import os
 import resource
-import stat
 import time
 from pathlib import Path
 
 import pytest
 
-from replica.disk.record import GROUP_SLOTS, MAX_IDENTITY, PAGE
+from replica.disk.record import MAX_IDENTITY, PAGE
 from tests.replica.disk.disks import NUM_SLOTS, in_place_of, opened, read, record, write
 
 CHAIN = [record(identity, identity - 1, b"salt" if identity == 1 else None) for identity in range(1, NUM_SLOTS + 1)]
 FULL = "/dev/full"
 BROKEN = "/proc/self/mem"  # EIO, as no process has memory at addresses as low as the offsets in these small files
-
-
-def test_a_new_file_holds_nothing_and_has_its_room(tmp_path: Path) -> None:
-    with opened(tmp_path / "new" / "folder") as file:
-        assert file.recover().records == []
-        assert not any(read(file, slot, CHAIN[0]) for slot in range(NUM_SLOTS))
-        found = file.path.stat()
-        assert found.st_size == file.layout.file_bytes(NUM_SLOTS) <= found.st_blocks * 512
-        assert stat.S_IMODE(found.st_mode) == 0o600
-        assert stat.S_IMODE(file.path.parent.stat().st_mode) == 0o700
 
 
 def test_new_identities_are_above_all_numbers_in_the_file_and_the_clock(tmp_path: Path) -> None:
@@ -56,18 +45,6 @@ def test_extra_keys_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         assert (file.counters.written, file.counters.refused_writes) == (1, 1)
 
 
-@pytest.mark.parametrize("num_slots", [1, GROUP_SLOTS, GROUP_SLOTS + 1])
-def test_a_file_keeps_its_records_when_it_grows_and_shrinks(tmp_path: Path, num_slots: int) -> None:
-    with opened(tmp_path) as file:
-        assert write(file, 0, CHAIN[0]) and write(file, 5, CHAIN[1])
-    with opened(tmp_path, num_slots=num_slots) as file:
-        assert file.path.stat().st_size == file.layout.file_bytes(num_slots)
-        kept = [(0, CHAIN[0]), (5, CHAIN[1])][: min(num_slots, 2)]
-        assert file.recover().records == kept
-        assert all(read(file, slot, each) for slot, each in kept)
-        assert write(file, num_slots - 1, record(77)) and read(file, num_slots - 1, record(77))
-
-
 @pytest.mark.parametrize("device", [FULL, BROKEN])
 def test_a_failing_disk_is_no_exception_and_told_once(
     tmp_path: Path, device: str, caplog: pytest.LogCaptureFixture
@@ -86,14 +63,6 @@ def test_a_failing_disk_is_no_exception_and_told_once(
             assert caplog.text.count("works again") == 2 * outages
 
 
-def test_headers_that_cannot_be_read_are_skipped(tmp_path: Path) -> None:
-    with opened(tmp_path) as file:
-        assert write(file, 0, CHAIN[0])
-        with in_place_of(file.path, BROKEN):
-            assert file.recover().records == []
-        assert file.counters.failed_reads == 1
-
-
 def test_a_write_beyond_the_limit_of_file_sizes_fails(tmp_path: Path) -> None:
     with opened(tmp_path) as file:
         old = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -103,13 +72,6 @@ def test_a_write_beyond_the_limit_of_file_sizes_fails(tmp_path: Path) -> None:
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, old)
         assert write(file, 1, CHAIN[1])
-
-
-def test_a_folder_that_was_removed_harms_nobody(tmp_path: Path) -> None:
-    with opened(tmp_path / "kv") as file:
-        file.path.unlink()
-        file.path.parent.rmdir()
-        assert write(file, 0, CHAIN[0]) and read(file, 0, CHAIN[0])
 
 
 def test_a_file_that_was_cut_off_meanwhile_is_not_read(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """The engine from submit to output, in virtual time, without sockets."""
 
-from typing import Any
-
 import pytest
 
 from events.blocks import block_keys, pack_tokens, root_key
@@ -52,16 +50,6 @@ def test_answers_are_cached_like_prompts_so_the_next_turn_of_a_conversation_hits
     one = engine()
     said, _ = generate(one, PROMPT, 8)
     assert generate(one, [*PROMPT, *said, 7])[1] == (len(PROMPT) + 8 - 1) // SIZE * SIZE
-
-
-def test_every_output_says_the_same_of_the_cache() -> None:
-    one = engine()
-    generate(one, PROMPT)
-    submit(one, 1, PROMPT)
-    cached = []
-    while one.busy:
-        cached += [output.cached_tokens for output in step(one)]
-    assert cached == [5 * SIZE] * 4
 
 
 @pytest.mark.parametrize("salts", [("a", "b"), (None, "b"), ("a", None)])
@@ -137,27 +125,7 @@ def test_a_request_resumed_elsewhere_continues_with_the_same_tokens(said: int, w
     assert cached == (min(len(PROMPT) + said - 1, len(PROMPT)) if warm else 0)
 
 
-def test_a_resumed_request_keeps_its_limit_and_the_models() -> None:
-    one = engine(max_model_len=32)
-    submit(one, 1, PROMPT, 100, output=[1] * 5)
-    assert len(drain(one)[1]) == 32 - 21 - 5
-    submit(one, 2, PROMPT, 6, output=[1] * 5)
-    assert len(drain(one)[2]) == 1
-
-
 # ---- cancel and reset
-
-
-@pytest.mark.parametrize("steps", [0, 1, 2, 3, 6])
-def test_cancel_in_any_state_gives_the_blocks_back_at_once(steps: int) -> None:
-    one = engine(max_num_batched_tokens=8)
-    submit(one, 1, PROMPT, 20)
-    for _ in range(steps):
-        step(one)
-    assert one.cancel(1)
-    one.check()
-    assert (one.busy, one.pool.free) == (False, 64)
-    assert not one.cancel(1)
 
 
 def test_reset_forgets_the_cache_and_says_so_also_when_idle() -> None:
@@ -210,20 +178,6 @@ def test_snapshot_counts_tokens_and_blocks_asked_for_and_found() -> None:
     assert found.cached == found.unreferenced == one.pool.named
 
 
-def test_stats_count_what_was_asked_computed_and_generated() -> None:
-    one = engine()
-    generate(one, PROMPT, 4)
-    generate(one, PROMPT, 4)
-    stats = one.stats()
-    assert (stats.prompt_tokens, stats.computed_prompt_tokens, stats.generated_tokens) == (42, 22, 8)
-    assert stats.steps == 8
-    assert (stats.load.running, stats.load.waiting, stats.load.free_blocks) == (0, 0, 64)
-    assert stats.load.cached_blocks == one.pool.named
-    assert stats.rates.token_hit_rate == 0.0  # nothing to compare with yet
-    generate(one, PROMPT, 4)
-    assert one.stats().rates.token_hit_rate == pytest.approx(20 / 21)
-
-
 def test_load_tells_a_router_what_runs_waits_and_is_queued() -> None:
     one = engine(max_num_seqs=1)
     submit(one, 1, PROMPT)
@@ -235,17 +189,6 @@ def test_load_tells_a_router_what_runs_waits_and_is_queued() -> None:
 
 
 # ---- time
-
-
-def test_tokens_do_not_depend_on_what_else_runs_or_on_preemption() -> None:
-    requests: list[dict[str, Any]] = [{"prompt": [number] * 7, "max_tokens": 9, "seed": number} for number in range(4)]
-    alone = [generate(engine(), **request)[0] for request in requests]
-    crowded = engine(num_blocks=5, runner=RememberingRunner)
-    for number, request in enumerate(requests):
-        submit(crowded, number, **request)
-    together = drain(crowded)
-    assert crowded.scheduler.preemptions > 0
-    assert [together[number] for number in range(4)] == alone
 
 
 def test_a_priority_is_overtaken_by_what_comes_so_many_seconds_later_and_by_nothing_else() -> None:

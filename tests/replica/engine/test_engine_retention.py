@@ -5,9 +5,7 @@ from typing import Any
 import pytest
 
 from api.retention import Retain
-from events.blocks import pack_tokens
 from replica.engine.engine import Engine
-from replica.messages import RetainPrefix
 from tests.replica.engines import SIZE, drain, engine, generate, step, submit
 
 BLOCKS = 32
@@ -35,43 +33,12 @@ def wait(one: Engine, seconds: float) -> None:
     one.check()
 
 
-def test_only_the_beginning_is_kept_in_whole_blocks() -> None:
-    one = small()
-    generate(one, KEPT, 1, retain=[Retain(3 * SIZE - 1, TTL_S)])
-    assert one.stats().pool.retained == 2
-    press(one)
-    assert cached(one, KEPT) == 2 * SIZE
-
-
-def test_each_use_renews_the_time() -> None:
-    one = small()
-    generate(one, KEPT, 1, retain=[Retain(len(KEPT), TTL_S)])
-    for _ in range(3):
-        wait(one, TTL_S - 1)
-        assert cached(one, KEPT) == 4 * SIZE
-        press(one)
-    assert one.stats().pool.retained == 4
-    wait(one, TTL_S + 1)
-    assert one.stats().pool.retained == 0
-    press(one)
-    assert cached(one, KEPT) == 0
-
-
 def test_no_time_passes_while_a_request_runs() -> None:
     one = small()
     assert submit(one, 1, KEPT, 8, retain=[Retain(len(KEPT), TTL_S)]) is None
     step(one)
     wait(one, 10 * TTL_S)
     drain(one)
-    assert one.stats().pool.retained == 4
-
-
-def test_a_preempted_or_cancelled_request_keeps_what_it_has_computed() -> None:
-    one = small()
-    assert submit(one, 1, KEPT, 8, retain=[Retain(len(KEPT), TTL_S)]) is None
-    step(one)
-    one.cancel(1)
-    one.check()
     assert one.stats().pool.retained == 4
 
 
@@ -94,29 +61,3 @@ def test_salts_of_one_key_share_its_share(own: int) -> None:
     assert one.stats().pool.retained == BLOCKS // 4
     generate(one, KEPT, 1, cache_salt="b" * 32, retain=[Retain(len(KEPT), TTL_S)])
     assert one.stats().pool.retained == BLOCKS // 4 + 4
-
-
-def test_a_salt_is_a_tenant() -> None:
-    one = small()
-    for number in range(3):
-        prompt = [number + 50] * (6 * SIZE + 1)
-        generate(one, prompt, 1, cache_salt="a", retain=[Retain(len(prompt), TTL_S)])
-    assert one.stats().pool.retained == BLOCKS // 4
-    generate(one, KEPT, 1, cache_salt="b", retain=[Retain(len(KEPT), TTL_S)])
-    assert one.stats().pool.retained == BLOCKS // 4 + 4
-
-
-def test_an_operator_retains_the_cached_part_and_ends_it() -> None:
-    one = small()
-    generate(one, KEPT, 1)
-    asked = RetainPrefix(1, pack_tokens([*KEPT[: 4 * SIZE], *[9] * SIZE]), TTL_S)
-    found = one.retain(asked)
-    assert (found.cached_blocks, found.retained_blocks) == (4, 4)
-    press(one)
-    assert cached(one, KEPT) == 4 * SIZE
-    asked.ttl_s = 0
-    found = one.retain(asked)
-    assert (found.cached_blocks, found.retained_blocks) == (4, 0)
-    one.check()
-    press(one)
-    assert cached(one, KEPT) == 0

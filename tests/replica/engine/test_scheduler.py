@@ -214,13 +214,6 @@ def test_a_request_that_can_never_fit_is_refused_at_once_with_the_numbers() -> N
     assert finish(one) == [1]
 
 
-def test_a_request_that_can_never_fit_is_not_told_to_try_again_later() -> None:
-    one = scheduler(num_blocks=4, max_waiting=1)
-    submit(one, 1, 2)
-    with pytest.raises(TooLong):
-        submit(one, 2, 100)
-
-
 def test_max_tokens_beyond_the_models_length_do_not_make_a_request_too_long() -> None:
     one = scheduler(num_blocks=4, max_model_len=16)
     submit(one, 1, 10, max_tokens=10_000)
@@ -295,17 +288,6 @@ def test_the_second_does_not_hang_when_the_first_is_cancelled_while_it_is_waited
     one.cancel(1)
     assert finish(one) == [2]
     assert one.pool.free == 64
-
-
-def test_the_second_does_not_hang_when_the_first_is_preempted_while_it_computes() -> None:
-    one = scheduler(num_blocks=13, max_num_batched_tokens=8)
-    submit(one, 1, 4, max_tokens=20)
-    submit(one, 2, [*range(40)], max_tokens=2, priority=1.0)
-    third = submit(one, 3, [*range(40), 1], max_tokens=2, priority=2.0)
-    while not one.preemptions:
-        assert computed(one)
-    assert finish(one) == [1, 2, 3]
-    assert third.cached_tokens == 40
 
 
 def test_without_caching_no_request_waits_for_a_shared_prefix() -> None:
@@ -417,18 +399,6 @@ def test_what_is_copied_may_be_handed_out_in_the_same_step() -> None:
     assert (scheduled.copy.target, scheduled.copy.tokens) == (request.blocks[0], 2)
 
 
-def test_a_preempted_request_finds_the_end_of_its_chain_again() -> None:
-    one = partial_scheduler()
-    request = submit(one, 1, 5)
-    step(one)
-    step(one)
-    one._preempt(request)
-    assert one.queued_prefill_tokens() == 1
-    scheduled = admitted(one)
-    assert (scheduled.start, scheduled.tokens) == (6, 1)
-    assert one.pool.lookups.partial_hit_tokens == 0  # asked again after a preemption
-
-
 # ---- log probabilities of the prompt
 
 
@@ -498,16 +468,6 @@ def test_a_preempted_request_finds_its_own_blocks_again() -> None:
     assert second.cached_tokens == 0  # it says what the first admission found
 
 
-def test_a_request_that_is_last_itself_gives_way_and_the_others_continue() -> None:
-    one = scheduler(num_blocks=4)
-    submit(one, 1, 4, max_tokens=3)
-    last = submit(one, 2, 8, max_tokens=5)
-    assert computed(one) == [(1, 4), (2, 8)]
-    assert computed(one) == [(1, 1)]  # takes the last free block; the other needs one, too
-    assert last.preemptions == 1
-    assert finish(one) == [1, 2]
-
-
 def test_no_request_is_admitted_in_a_step_that_preempted_another() -> None:
     one = scheduler(num_blocks=4, max_num_seqs=2)
     submit(one, 1, 7, max_tokens=6)
@@ -547,15 +507,6 @@ def test_queued_prefill_counts_tokens_before_all_first_tokens() -> None:
     assert one.queued_prefill_tokens() == 18
     step(one)
     assert one.queued_prefill_tokens() == 0
-
-
-def test_queued_prefill_leaves_out_what_is_cached() -> None:
-    one = scheduler()
-    tokens = list(range(21))
-    submit(one, 1, tokens, max_tokens=1)
-    finish(one)
-    submit(one, 2, tokens)
-    assert one.queued_prefill_tokens() == 1
 
 
 @pytest.mark.parametrize(

@@ -4,37 +4,11 @@ import logging
 import random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from api.openai.constraints import Constraint
-from tests.replica.grammar.constraints import KINDS, allowed, drawn, matcher, vocabulary
+from tests.replica.grammar.constraints import allowed, matcher, vocabulary
 
 [END] = vocabulary().eos_ids
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@given(seed=st.integers(0, 1000), data=st.data())
-def test_it_is_the_same_however_the_tokens_came(kind: str, seed: int, data: st.DataObject) -> None:
-    answer = drawn(matcher(KINDS[kind]), seed)
-    cut = data.draw(st.integers(0, len(answer)))
-    stepwise, at_once = matcher(KINDS[kind]), matcher(KINDS[kind])
-    for length in range(cut + 1):
-        assert stepwise.follow(answer[:length])
-        if data.draw(st.booleans()):
-            stepwise.allowed()
-    prompt = [1, 2, 3]
-    assert at_once.follow(prompt + answer[:cut], len(prompt))
-    assert allowed(stepwise) == allowed(at_once)
-    assert stepwise.ended == at_once.ended == (cut == len(answer) or allowed(at_once) == [END])
-
-
-def test_the_end_is_allowed_where_the_answer_may_end() -> None:
-    open_end = matcher(Constraint("regex", "a{1,3}"))
-    assert END not in allowed(open_end)
-    assert open_end.follow([ord("a")])
-    assert END in allowed(open_end) and len(allowed(open_end)) > 1
-    assert not open_end.ended
 
 
 def test_a_token_that_is_not_allowed_is_noticed() -> None:

@@ -88,19 +88,6 @@ def test_a_whole_answer_has_reasoning_content_and_calls() -> None:
     assert choice["finish_reason"] == "tool_calls"
 
 
-def test_a_whole_answer_of_calls_alone_has_no_content() -> None:
-    [choice] = whole(asked(), CALL)
-    assert choice["message"]["content"] is None
-    assert "reasoning" not in choice["message"]
-
-
-def test_an_answer_without_calls_is_as_it_was() -> None:
-    for request in (asked(), asked(tools=[]), asked(tool_choice="none")):
-        [choice] = whole(request, "a < b")
-        assert choice["message"] == {"role": "assistant", "content": "a < b", "refusal": None}
-        assert choice["finish_reason"] == "stop"
-
-
 def test_a_stream_says_a_calls_name_first_and_its_arguments_in_pieces() -> None:
     deltas = streamed(asked(stream=True))
     assert deltas[0]["delta"] == {"role": "assistant", "content": ""}
@@ -113,12 +100,6 @@ def test_a_stream_says_a_calls_name_first_and_its_arguments_in_pieces() -> None:
     arguments = "".join(delta["function"]["arguments"] for delta in (first, *others))
     assert json.loads(arguments) == {"city": "Köln"}
     assert [choice["finish_reason"] for choice in deltas if choice["finish_reason"]] == ["tool_calls"]
-
-
-def test_whole_and_streamed_calls_have_the_same_ids() -> None:
-    [first, *_] = call_deltas(streamed(asked(stream=True)))
-    [choice] = whole(asked())
-    assert choice["message"]["tool_calls"][0]["id"] == first["id"]
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -141,20 +122,6 @@ def test_a_stream_goes_on_on_another_replica_as_if_it_had_begun_there(text: str)
         events = streamed(asked(stream=True), text, resumed=cut)
         assert events == at_once[len(at_once) - len(events) :], cut
         assert not any("role" in choice["delta"] for choice in events)
-
-
-def test_a_whole_answer_is_the_same_after_a_move() -> None:
-    expected = answered(asked(), [ANSWER])
-    for cut in range(1, len(ANSWER), 5):
-        assert answered(asked(), [ANSWER], resumed=cut) == expected
-
-
-def test_choices_are_parsed_apart() -> None:
-    one, two = whole(asked(n=2), ANSWER, "no call")
-    assert (one["finish_reason"], two["finish_reason"]) == ("tool_calls", "stop")
-    assert two["message"]["content"] == "no call"
-    three, four = whole(asked(n=2), CALL, CALL)
-    assert three["message"]["tool_calls"][0]["id"] != four["message"]["tool_calls"][0]["id"]
 
 
 def test_reasoning_may_begin_in_the_prompt() -> None:

@@ -82,23 +82,6 @@ def test_a_prompt_alone_is_scored_without_an_answer() -> None:
     }
 
 
-def test_both_kinds_of_log_probabilities_have_what_each_asks_for() -> None:
-    work = planned([[97, 98]], echo=True, logprobs=0, prompt_logprobs=2, max_tokens=0)
-    [choice] = answered(work, ["x"])["choices"]
-    assert choice["logprobs"]["top_logprobs"] == [None, {"b": -2.0}]
-    assert set(choice["prompt_logprobs"][1]) == {"97", "98"}
-    fewer = planned([[97, 98]], echo=True, logprobs=2, prompt_logprobs=0, max_tokens=0)
-    [choice] = answered(fewer, ["x"])["choices"]
-    assert choice["logprobs"]["top_logprobs"] == [None, {"a": -0.7, "b": -2.0}]
-    assert set(choice["prompt_logprobs"][1]) == {"98"}
-
-
-def test_every_choice_of_a_prompt_begins_with_it() -> None:
-    found = answered(planned([[97, 98]], n=2, echo=True, logprobs=0, max_tokens=1), ["x", "y"])
-    assert [choice["text"] for choice in found["choices"]] == ["abx", "aby"]
-    assert [choice["logprobs"]["token_logprobs"] for choice in found["choices"]] == [[None, -2.0, -1.0]] * 2
-
-
 def test_a_streamed_choice_says_its_prompt_once_and_first() -> None:
     work = planned([[97, 98]], echo=True, stream=True, max_tokens=9)
     form, choice = form_of(work, "demo", BYTES), work.parts[0].choice
@@ -127,16 +110,6 @@ def test_the_likeliest_candidates_are_answered_best_first(logprobs: int | None) 
     assert [choice["index"] for choice in found["choices"]] == [0, 1, 2, 3]
     assert [choice["logprobs"] is None for choice in found["choices"]] == [logprobs is None] * 4
     assert found["usage"]["completion_tokens"] == 3 + 4 + 3 + 1 + 1 + 1, "all that was generated"
-
-
-def test_a_long_answer_is_not_worse_than_a_short_one() -> None:
-    found = answered(planned([[97]], best_of=2, max_tokens=9), ["no", "yesyesyes"], [-1.5, -1.0])
-    assert [choice["text"] for choice in found["choices"]] == ["yesyesyes"]
-
-
-def test_candidates_have_seeds_of_their_own() -> None:
-    work = planned([[97], [97]], best_of=2, seed=5)
-    assert [part.submit and part.submit.sampling.seed for part in work.parts] == [5, 6, 5, 6]
 
 
 def test_candidates_are_generated_anew_where_they_are_resumed() -> None:

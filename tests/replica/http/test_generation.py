@@ -32,18 +32,6 @@ def fed_one_by_one(grown: Choice, token_ids: Sequence[int], reason: str | None) 
     return [grown.feed([token], reason if place == last else None) for place, token in enumerate(token_ids)]
 
 
-def test_half_a_character_waits_for_the_rest() -> None:
-    grown = choice()
-    head, tail = ids("é")
-    assert grown.feed([head]).text == ""
-    assert grown.feed([tail]).text == "é"
-
-
-def test_a_character_that_is_never_completed_is_replaced_at_the_end() -> None:
-    grown = choice()
-    assert grown.feed(ids("é")[:1], "length").text == "\ufffd"
-
-
 def test_the_token_that_stops_is_counted_and_not_shown() -> None:
     grown = choice(skip_special_tokens=False)
     delta = grown.feed([*ids("hi"), EOS], "stop")
@@ -63,12 +51,6 @@ def test_a_stop_string_ends_the_choice_and_what_comes_after_is_ignored() -> None
     assert (grown.completion_tokens, grown.stop_string) == (6, "END")
 
 
-def test_what_may_become_a_stop_string_is_held_back_and_shown_at_the_end() -> None:
-    grown = choice(stop_strings=("END",))
-    assert grown.feed(ids("xEN")).text == "x"
-    assert grown.feed(ids("!"), "length").text == "EN!"
-
-
 def test_a_stop_string_within_min_tokens_does_not_stop() -> None:
     grown = choice(stop_strings=("b",), min_tokens=2)
     assert grown.feed(ids("abab")).text == "aba"
@@ -82,10 +64,6 @@ def test_logprobs_go_with_their_tokens_and_end_with_the_stop_string() -> None:
     assert (list(delta.logprobs), list(delta.offsets)) == (logprobs[:2], [0, 1])
 
 
-def test_offsets_count_characters_and_not_bytes() -> None:
-    assert list(choice().feed(ids("éa")).offsets) == [0, 0, 1]
-
-
 @pytest.mark.parametrize(
     ("said", "reason"),
     [([*ids("ab"), EOS], "stop"), (ids("abcd"), "length"), (ids("aEND"), "stop"), (ids("abc"), None)],
@@ -94,11 +72,6 @@ def test_resuming_finds_the_end_that_was_reached_already(said: list[int], reason
     grown = choice(max_tokens=4, stop_strings=("END",))
     assert grown.resume(said).finish_reason == reason
     assert grown.completion_tokens == len(said)
-
-
-def test_a_stop_token_before_min_tokens_is_no_end() -> None:
-    assert choice(min_tokens=3).resume([ord("a"), EOS]).finish_reason is None
-    assert choice(min_tokens=2).resume([ord("a"), EOS]).finish_reason == "stop"
 
 
 STOPS = st.lists(st.text("abé€", min_size=1, max_size=4), max_size=2).map(tuple)

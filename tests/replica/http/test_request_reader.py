@@ -128,17 +128,6 @@ async def test_requests_waiting_for_a_closed_reader_are_refused(reader: Reader, 
     await asyncio.gather(*tasks)
 
 
-async def test_a_failure_frees_its_thread(reader: Reader) -> None:
-    client = await client_that_waits()
-
-    def fail() -> None:
-        raise ApiError(400, "no")
-
-    for _ in range(2 * THREADS):
-        with pytest.raises(ApiError, match="no"):
-            await reader.aside(client.request, LONG, fail)
-
-
 @pytest.mark.parametrize("prompt", ["x" * 100, [1] * 100])
 async def test_a_prompt_that_cannot_fit_is_refused(reader: Reader, prompt: Any) -> None:
     client = Client(json.dumps({"model": "demo", "prompt": prompt}).encode())
@@ -203,11 +192,3 @@ async def test_the_log_says_once_that_the_format_of_calls_is_not_known(
             await reader.generation(Client(body).request, CHAT, 1000)
     [record] = caplog.records
     assert "--tool-call-parser" in record.getMessage()
-
-
-async def test_a_length_of_thousands_of_digits_is_refused(reader: Reader) -> None:
-    request = Request({"type": "http", "headers": [(b"content-length", b"1".zfill(5000))]})
-    with pytest.raises(ApiError, match="5,000 digits") as refused:
-        async with reader.body(request):
-            pass
-    assert refused.value.status == 400

@@ -13,7 +13,6 @@ from api.openai.requests import CompletionRequest, read
 from api.openai.sampling import SamplingDefaults
 from api.tokens.tokenizer import ByteTokenizer
 from replica.http.forms import AT_ONCE, form_of
-from replica.http.generation import Delta
 from replica.http.request_reader import ParsedRequest
 from replica.http.work import MAX_PROMPT_LOGPROBS, Served, Work, plan, size_of_plan
 from replica.messages import TokenLogprobs
@@ -60,11 +59,6 @@ def test_what_a_request_does_not_say_of_its_sampling_the_model_says() -> None:
         assert submit is not None
         drawn = submit.sampling
         assert (drawn.temperature, drawn.top_p, drawn.top_k, drawn.min_p, drawn.repetition_penalty) == expected
-
-
-def test_resumed_tokens_come_one_list_per_choice() -> None:
-    with pytest.raises(ApiError, match="resume_token_ids has 2 lists; the request has 1 choices"):
-        planned(asked(), resumed([1], [2]))
 
 
 @pytest.mark.parametrize(("fields", "most"), [({"max_tokens": 3}, 3), ({"max_tokens": None}, 16)])
@@ -116,18 +110,6 @@ def test_many_resumed_tokens_are_not_decoded_on_the_event_loop() -> None:
     few, many = (ParsedRequest(asked(), resumed([1] * count), []) for count in (10, 10_000))
     assert size_of_plan(few) < 1000
     assert size_of_plan(many) > 100_000
-
-
-def test_usage_is_kept_and_not_counted_again() -> None:
-    work = planned(asked(prompt=["a", "b"], n=2, max_tokens=9, stream=True), resumed([1], [], [], []))
-    form = form_of(work, "demo", SERVED.tokenizer)
-    for part in work.parts:
-        form.begin(part.choice, 16 if part.choice.index < 2 else 32)
-        form.add(part.choice, Delta("ab", [97, 98], [0, 1]))
-    work.parts.clear()
-    work.prompts = []
-    usage = form.usage()
-    assert (usage.prompt_tokens, usage.completion_tokens, usage.prompt_tokens_details.cached_tokens) == (2, 9, 48)
 
 
 def test_a_routers_salt_stands_in_place_of_the_clients() -> None:

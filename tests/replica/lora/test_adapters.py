@@ -276,12 +276,6 @@ def test_what_a_neighbour_reads_is_not_forgotten_by_halves(engine: Engine, folde
         assert answers(engine, [("a", tokens)])[0].cached_tokens == cached
 
 
-def test_a_folder_that_does_not_fit_changes_nothing(engine: Engine, folder: Path, tmp_path: Path) -> None:
-    assert "no adapter_config.json" in load(engine, "a", tmp_path)
-    assert "not loaded" in refusal(engine, "a")
-    assert load(engine, "a", saved_adapter(MODEL, "all", folder)) == ""
-
-
 def test_a_neighbour_is_asked_for_blocks_of_the_same_files() -> None:
     """One with another adapter of this name would otherwise give its own."""
     chain = Chain(prompt(40), 16, MODEL, lora_name="a", lora_digest="0" * 32)

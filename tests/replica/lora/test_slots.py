@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.adapters import ROOM
 from replica.config import LoraModule
 from replica.engine.engine import Engine
 from replica.lora.adapter import Place
@@ -64,14 +63,6 @@ def test_a_slot_is_kept_while_its_adapter_is_loaded(folder: Path) -> None:
     adapters.loaded["other"] = adapters.read("other", saved_adapter(MODEL, "attention", folder))
     del adapters.loaded["rslora"]
     assert [slots.of("other"), slots.of("all")] == [1, 2]
-
-
-def test_the_widest_adapter_is_rehearsed(folder: Path) -> None:
-    adapters = engine_with(folder, None, "all", "wide", most=2).runner.adapters
-    assert adapters is not None
-    slots = Slots(adapters, 2, torch.device("cpu"))
-    assert [slots.room(names) for names in ([], ["all"], ["all", "wide"], [ANY])] == [ROOM, ROOM, 384, 384]
-    assert slots.of(ANY) == NONE
 
 
 def test_graphs_compute_with_an_adapter_that_took_anothers_slot(folder: Path) -> None:

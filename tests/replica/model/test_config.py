@@ -76,17 +76,6 @@ def test_parameters_are_those_of_the_real_model(tmp_path: Path, architecture: st
     assert config.parameters == parameters
 
 
-@pytest.mark.parametrize(
-    ("architecture", "biases"),
-    [("Llama", {"attention_bias": True, "mlp_bias": True}), ("Qwen3", {"attention_bias": True})],
-)
-def test_biases_count(tmp_path: Path, architecture: str, biases: dict[str, bool]) -> None:
-    _, parameters = written_by_transformers(tmp_path, architecture, **biases)
-    config = read_config(tmp_path)
-    assert config.qkv_bias and config.output_bias
-    assert config.parameters == parameters
-
-
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_both_spellings_say_the_same(tmp_path: Path, architecture: str, scaled: bool) -> None:
@@ -129,16 +118,6 @@ def test_an_absent_key_means_what_it_means_to_transformers(architecture: str) ->
     assert config.parameters == model.num_parameters()
 
 
-def test_null_means_as_many_kv_heads_as_heads() -> None:
-    fields = PLAIN | {"architectures": ["MistralForCausalLM"], "num_key_value_heads": None, "sliding_window": None}
-    assert parse_config(fields, "config.json").num_kv_heads == 4
-
-
-def test_kv_of_a_token_is_counted_in_the_dtype_of_the_cache() -> None:
-    assert parsed().kv_bytes_per_token("float32") == 2 * 2 * 2 * 8 * 4
-    assert parsed().kv_bytes_per_token("bfloat16") == 2 * 2 * 2 * 8 * 2
-
-
 @pytest.mark.parametrize(
     "windows",
     [
@@ -154,15 +133,6 @@ def test_a_window_that_no_layer_has_is_no_window(architecture: str, windows: dic
     real = getattr(transformers, f"{architecture}Config")(**SHAPES, **windows)
     assert set(real.layer_types) == {"full_attention"}
     parsed(architectures=[f"{architecture}ForCausalLM"], **windows)
-
-
-@pytest.mark.parametrize("layers", [None, ["full_attention", "sliding_attention"]])
-def test_layers_may_have_a_window_as_long_as_every_text(layers: list[str] | None) -> None:
-    windows = {"use_sliding_window": True, "max_window_layers": 0, "layer_types": layers}
-    parsed(architectures=["Qwen2ForCausalLM"], sliding_window=256, **windows)
-    assert "sliding windows are not supported" in refusal(
-        architectures=["Qwen2ForCausalLM"], sliding_window=255, **windows
-    )
 
 
 def test_a_window_that_no_text_outgrows_is_no_window() -> None:

@@ -3,7 +3,6 @@
 import hashlib
 import os
 import shutil
-import stat
 import subprocess
 import sys
 import time
@@ -70,16 +69,6 @@ def test_the_files_are_the_same_on_every_machine(folder: Path) -> None:
     assert digests == DIGESTS
     assert {file.name: file.stat().st_size for file in folder.iterdir()} == demo.SIZES
     assert sum(file.stat().st_size for file in folder.iterdir()) < LARGEST_BYTES
-
-
-def test_it_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = demo_in(tmp_path / "not there yet", monkeypatch)
-    assert demo_folder() == expected
-    before = (expected / "model.safetensors").stat().st_mtime_ns
-    assert demo_folder() == expected
-    assert (expected / "model.safetensors").stat().st_mtime_ns == before
-    assert stat.S_IMODE(expected.stat().st_mode) == 0o755
-    assert [path.name for path in expected.parent.iterdir()] == [expected.name]
 
 
 def test_it_lies_in_the_users_cache(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,11 +71,6 @@ def test_a_folder_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert locate("~/org/name") == tmp_path / "org" / "name"
 
 
-def test_a_folder_must_hold_a_config(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"has no config\.json; name the folder of a model"):
-        locate(str(tmp_path))
-
-
 def test_of_a_folder_with_a_gguf_file_the_file_is_to_be_named(tmp_path: Path) -> None:
     (tmp_path / "q4.gguf").touch()
     with pytest.raises(ValueError, match=r"has no config\.json, but q4\.gguf; name that file itself"):
@@ -88,11 +83,6 @@ def test_a_file_or_a_path_to_nothing_is_refused(tmp_path: Path) -> None:
         locate(str(tmp_path / "config.json"))
     with pytest.raises(ValueError, match="missing does not exist"):
         locate(str(tmp_path / "missing"))
-
-
-@pytest.mark.parametrize("name", ["llama", "a/b/c", "org/", "my model"])
-def test_a_plain_name_is_not_a_path(name: str) -> None:
-    assert locate(name) is None
 
 
 def test_a_model_in_the_hubs_cache_needs_no_network(tmp_path: Path) -> None:
@@ -130,13 +120,6 @@ def assert_refused(found: subprocess.CompletedProcess[str]) -> None:
     last = found.stderr.splitlines()[-1]
     assert last.startswith("ValueError: cannot get 'org/name' from the hub: ")
     assert last.endswith("; give a folder")
-
-
-def test_looking_for_a_model_needs_no_torch() -> None:
-    """The HTTP process does this too."""
-    script = "import sys, replica.model.config, replica.model.demo, replica.model.locate; print('torch' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=True)
-    assert found.stdout.strip() == "False"
 
 
 def test_a_path_is_served_by_its_last_part_and_a_model_of_the_hub_as_it_is_named(

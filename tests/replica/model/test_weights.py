@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from rich.console import Console
 from safetensors.torch import save_file
 
-from replica.model.progress import Bar, Lines, progress_of
+from replica.model.progress import Lines
 from replica.model.weights import Weights
 
 SHAPE = (8, 4)
@@ -112,15 +111,6 @@ def test_a_folder_without_weights_says_what_to_do(tmp_path: Path, file: str | No
     assert advice in message
 
 
-def test_a_folder_or_a_dangling_link_in_the_place_of_the_weights_is_reported(tmp_path: Path) -> None:
-    place = tmp_path / "model.safetensors"
-    place.mkdir()
-    assert refusal(tmp_path).startswith(f"{place} is a folder; ")
-    place.rmdir()
-    place.symlink_to("blobs/gone")
-    assert refusal(tmp_path) == f"{place} is a link to blobs/gone, which is not there; get the weights again"
-
-
 @pytest.mark.parametrize("kept_bytes", [0, 4, 40, -1])
 def test_a_file_that_was_cut_off_is_refused(tmp_path: Path, kept_bytes: int) -> None:
     file = one_file(tmp_path) / "model.safetensors"
@@ -157,16 +147,6 @@ def test_an_index_cannot_point_elsewhere(tmp_path: Path, shard: str) -> None:
     assert f"names the shard {shard!r}; shards must lie beside it" in refusal(tmp_path)
 
 
-def test_unused_tensors_are_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    harmless = ("lm_head.weight", "model.layers.0.self_attn.rotary_emb.inv_freq")
-    one_file(tmp_path, **{name: torch.zeros(1) for name in ("a", "vision.weight", *harmless)})
-    with Weights(tmp_path, torch.float32) as weights:
-        weights.take("a", 1)
-        weights.finish()
-    [said] = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert said == f"{tmp_path}: 1 tensors are not part of the model and stay unused: vision.weight"
-
-
 # ---- progress
 
 
@@ -183,15 +163,3 @@ def test_progress_goes_to_the_log_every_ten_seconds(caplog: pytest.LogCaptureFix
         "loading llama: 10.00 GB of 16.00 GB after 21 s",
         "loading llama: done in 21.0 s",
     ]
-
-
-def test_a_terminal_gets_a_bar() -> None:
-    console = Console(force_terminal=True, width=80)
-    with console.capture() as shown:
-        bar = progress_of("loading llama", 2_000_000, console)
-        assert isinstance(bar, Bar)
-        bar.advance(1_000_000)
-        bar.finish()
-    assert "loading llama" in shown.get()
-    assert "2.0/2.0 MB" in shown.get()
-    assert isinstance(progress_of("loading llama", 1, Console(force_terminal=False)), Lines)

@@ -274,27 +274,6 @@ def test_a_reader_that_stops_reading_costs_a_lease(serving: ServingEngine) -> No
     assert 0 < serving.source.counts.blocks < 48
 
 
-def test_a_reader_that_reads_too_slowly_loses_its_lease() -> None:
-    """It takes some bytes now and then, so that it is no reader that has stopped."""
-    engine = ServingEngine(128, MEGABYTE, share=1.0, lease_s=0.5)
-    engine.serve(chain([*tokens_of(48), 1]))
-    try:
-        with connect(engine) as connected:
-            _, connection = handshake(connected)
-            connection.send_frame(request_for(48), Patience(soon()))
-            wait_until(lambda: engine.holds.held == 48, "its blocks are held")
-            wait_until(lambda: takes_some(connected) and not engine.holds.held, "the lease has ended")
-        assert engine.source.counts.failures == {"deadline": 1}
-    finally:
-        engine.close()
-
-
-def takes_some(connected: socket.socket) -> bool:
-    with suppress(BlockingIOError):
-        connected.recv(10_000)
-    return True
-
-
 def test_readers_beyond_the_limit_are_refused() -> None:
     engine = ServingEngine(64, most_readers=2)
     try:
@@ -340,16 +319,6 @@ def test_a_reader_that_sends_garbage_with_a_seal_is_shut_out(serving: ServingEng
         connection.send(Patience(soon()), LENGTH.pack(len(body)) + connection.session.seal(body) + body)
         assert is_closed(connected)
     wait_until(lambda: serving.source.counts.failures == {"protocol": 1}, "the source has counted it")
-
-
-def test_a_killed_reader_leaves_nothing_held() -> None:
-    """The reader is the child here: it is killed while the source streams to it."""
-    with source_process(**large()) as source:
-        with socket.create_connection(("127.0.0.1", int(source.endpoint.rpartition(":")[2]))) as connected:
-            _, connection = handshake(connected)
-            connection.send_frame(request_for(48), Patience(soon()))
-            wait_until(lambda: held_by(source) == 48, "its blocks are held")
-        wait_until(lambda: held_by(source) == 0, "its blocks are given back")
 
 
 def held_by(source: SourceProcess) -> int:

@@ -56,16 +56,6 @@ def test_the_caller_may_pause_after_each_block() -> None:
     assert [most_s for _, most_s in given] == pytest.approx([room_s / 2 / left for left in range(7, 0, -1)], rel=0.1)
 
 
-def test_nobody_pauses_who_is_in_a_hurry() -> None:
-    """A small model computes sooner than a connection is made: what would be late by a pause would be lost."""
-    given: list[float] = []
-    with serving(8) as engine, reading(ArrayMemory(8)) as own:
-        soon_s = time.monotonic() + HURRY_S
-        pause: dict[str, Any] = {"give_way": lambda _, most_s: given.append(most_s)}
-        assert own.pull(engine.source.endpoint, wanted(8), range(8), soon_s, **pause) == 8
-    assert given == [0.0] * 7
-
-
 def test_a_reader_that_pauses_too_long_keeps_what_came_and_blames_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("replica.neighbours.reader.LEASE_S", 0.25)
     with serving(8) as engine, reading(ArrayMemory(8)) as own:
@@ -123,15 +113,6 @@ def test_a_stranger_reads_nothing(changed: dict[str, Any], reason: str, at_sourc
         assert own.counts.failures == {reason: 1}
         wait_until(lambda: engine.source.counts.failures == {at_source: 1}, "the source has counted it")
         assert not memory.rows.any()
-
-
-def test_a_peer_that_failed_is_left_alone_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
-    memory = ArrayMemory(8)
-    with serving(8) as engine, reading(memory, kv_layout="layout-2") as own:
-        for _ in range(3):
-            assert own.pull(engine.source.endpoint, wanted(8), range(8), soon()) == 0
-        assert own.counts.failures == {"refused": 1, "dead": 2}
-    assert [record.message.count("layout") for record in caplog.records] == [1]
 
 
 def test_a_pull_ends_at_its_deadline() -> None:

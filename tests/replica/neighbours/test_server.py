@@ -100,16 +100,6 @@ def test_an_answer_over_pulled_blocks_is_the_one_over_computed_blocks(source: Na
     reader.check()
 
 
-def test_blocks_of_the_sources_host_memory_are_read_too(source: Native, reader: Native) -> None:
-    expected = tokens(source, prompt(2))
-    for seed in range(100, 130):  # more than the cache holds
-        tokens(source, prompt(seed), max_tokens=1)
-    before = neighbours(reader, "pulled")["blocks"]
-    assert ask_with_source(reader, prompt(2), endpoint_of(source)) == expected
-    assert more_blocks(reader, "pulled", before) == BLOCKS
-    source.check()
-
-
 @pytest.mark.chaos
 def test_a_replica_of_another_fleet_computes_for_itself(source: Native, folder: Path) -> None:
     expected = tokens(source, prompt(4))

@@ -92,24 +92,12 @@ def test_seeds_that_share_their_low_half_share_no_draw(seed: int) -> None:
     assert draws.isdisjoint(uniform(seed + (k << 32), position) for k in (1, 2, 1000) for position in range(1000))
 
 
-@pytest.mark.parametrize("where", [0.0, 0.5, 1 - 2**-53, 1.0])
-def test_nothing_of_weight_zero_is_picked(where: float) -> None:
-    weights = torch.tensor([0, 0, 0.5, 0, 0.5, 0, 0], dtype=torch.float64)
-    assert pick(weights, where) == (2 if where < 0.5 else 4)
-
-
 def test_a_weight_that_vanishes_in_the_sum_is_not_picked_for_the_end() -> None:
     weights = torch.tensor([1, 1e-300, 1e-300], dtype=torch.float64)
     assert pick(weights, 1 - 2**-53) == 0
 
 
 # ---- what is left to draw from
-
-
-def test_of_equally_likely_tokens_the_lowest_is_the_greedy_one() -> None:
-    assert token([0, 5, 5, 5], temperature=0) == 1
-    assert token([0, 5, 5, 5], temperature=0.000009) == 1
-    assert token([0, 5, 5, 5], temperature=0, logit_bias={0: 5}) == 0
 
 
 @pytest.mark.parametrize("vocab", [1023, 1025, 30_000])
@@ -134,28 +122,8 @@ def test_no_temperature_and_no_penalty_makes_an_infinity() -> None:
 # ---- what the client adds
 
 
-def test_a_stop_token_is_impossible_until_there_are_min_tokens() -> None:
-    logits, fields = [9.0, 1.0], {"stop_token_ids": (0,), "min_tokens": 2, "temperature": 0.0}
-    drawn = [token(logits, [1], [1] * generated, **fields) for generated in range(4)]
-    assert drawn == [1, 1, 0, 0]
-
-
 def test_where_every_token_would_end_the_output_too_early_the_likeliest_comes() -> None:
     assert token([0.0, 9.0], stop_token_ids=(0, 1), min_tokens=3) == 1
-
-
-def test_a_penalty_counts_what_it_should() -> None:
-    greedy = {"temperature": 0.0}
-    logits = [4.0, 3.5, 3.25]
-    assert token(logits, [0], [], **greedy) == 0
-    assert token(logits, [0], [], **greedy, presence_penalty=2.0) == 0  # the prompt does not count
-    assert token(logits, [0], [], **greedy, presence_penalty=2.0, repetition_penalty=1.01) == 0
-    assert token(logits, [0, 0], [], **greedy, frequency_penalty=2.0, repetition_penalty=1.01) == 0
-    assert token(logits, [1], [0], **greedy, presence_penalty=0.6) == 1
-    assert token(logits, [1], [0, 1], **greedy, frequency_penalty=0.3) == 0
-    assert token(logits, [1], [0, 1, 1, 0, 0], **greedy, frequency_penalty=0.3) == 2
-    assert token(logits, [0], [], **greedy, repetition_penalty=1.2) == 1
-    assert token([-1.0, -1.1], [0], [], **greedy, repetition_penalty=1.2) == 1
 
 
 # ---- through the engine
@@ -206,16 +174,6 @@ def test_rows_are_shaped_together_as_each_alone() -> None:
 def logprobs(logits: Tensor, token_ids: Sequence[int], top: int) -> list[tuple[int, list[int]]]:
     """Ranks, and the ids of the alternatives."""
     return [(found.rank, [token for token, _ in found.top]) for found in token_logprobs(logits, token_ids, top)]
-
-
-def test_logprobs_are_those_of_the_model_itself() -> None:
-    logits = torch.tensor([[math.log(share) for share in (0.5, 0.25, 0.125, 0.125)]])
-    fields: dict[str, Any] = {"temperature": 3.0, "top_k": 1, "logit_bias": {2: 50.0}, "presence_penalty": 1.0}
-    [drawn] = sample(logits, [request(top_logprobs=2, **fields)])
-    assert drawn.token == 2 and drawn.logprobs is not None
-    assert drawn.logprobs.logprob == pytest.approx(math.log(0.125))
-    assert drawn.logprobs.rank == 3
-    assert dict(drawn.logprobs.top) == pytest.approx({0: math.log(0.5), 1: math.log(0.25)})
 
 
 def test_equally_likely_alternatives_are_told_by_their_ids() -> None:

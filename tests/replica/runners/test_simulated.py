@@ -50,12 +50,6 @@ def test_tokens_depend_on_prompt_seed_and_position_alone() -> None:
         assert runner().sample(request([1, 2, 3], (0,) * position, seed=4)).token == first[position]
 
 
-def test_by_default_the_tokens_are_bytes_of_readable_text() -> None:
-    text = bytes(sampled([1], 200)).decode()
-    assert set(text) <= set("abcdefghijklmnopqrstuvwxyz ,.")
-    assert len(set(text)) > 10
-
-
 def test_tokens_are_of_the_vocabulary_and_never_end_the_answer_by_chance() -> None:
     said = sampled([1], 300, runner(vocabulary=(10, 20), eos=(12, 19)), ignore_eos=True)
     assert set(said) == set(range(10, 20)) - {12, 19}
@@ -107,13 +101,6 @@ def test_the_drawn_token_is_the_likeliest_and_the_rest_follow(top: int) -> None:
 
 def scheduled(*tokens: int) -> list[Scheduled]:
     return [Scheduled(request(list(range(count))), 0, count) for count in tokens]
-
-
-def test_a_step_lasts_as_its_configuration_says() -> None:
-    one = runner()
-    assert one.step_s(scheduled(1)) == pytest.approx(0.002 + 1 / 50)
-    assert one.step_s(scheduled(100)) == pytest.approx(0.002 + 1 / 50 + 0.1)
-    assert one.step_s(scheduled(100, 60)) == pytest.approx(0.002 + 1 / 50 + 0.16)
 
 
 # ---- which engine

@@ -15,7 +15,6 @@ from tokenizers.models import WordLevel
 
 from api.process.options import SettingsCommand
 from api.process.settings import Setting
-from kernels.backends import NAMES
 from replica.config import AnswerRule, ReplicaConfig
 from replica.settings.configure import config_from
 from replica.settings.options import ALL, TABLE
@@ -187,10 +186,6 @@ def test_a_line_that_is_no_rule_is_named(tmp_path: Path, line: str, named: str) 
     assert "answers, line 2" in told or "right file" in told
 
 
-def test_the_model_has_to_be_named() -> None:
-    assert "Missing option '--model'" in error(base=())
-
-
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -247,14 +242,6 @@ def test_an_empty_variable_is_not_taken_for_none(variable: str) -> None:
     )
 
 
-def test_a_step_may_be_as_small_as_the_batch() -> None:
-    assert config("--max-num-batched-tokens", "8", "--max-num-seqs", "8").engine.max_num_seqs == 8
-
-
-def test_a_name_with_one_slash_is_a_name() -> None:
-    assert config(base=("--model", "some/model", "--engine", "simulated")).engine.model == "some/model"
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -297,13 +284,6 @@ def test_a_file_that_cannot_be_read_is_named(content: bytes | str | None, tmp_pa
     assert f"--config: cannot read {str(path)!r}: " in error("--config", str(path))
 
 
-def test_memory_is_divided_into_blocks() -> None:
-    assert config("--kv-cache-gb", "1").engine.num_blocks == 10**9 // (16 * 131072)
-    assert (
-        config("--kv-cache-gb", "1", "--set=kv_bytes_per_token=1000", "--block-size", "10").engine.num_blocks == 10**5
-    )
-
-
 def test_memory_and_number_contradict_each_other_only_in_the_same_place(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text("kv_cache_gb = 1.0\n")
     assert "give one of them" in error("--num-blocks", "5", "--kv-cache-gb", "1")
@@ -338,13 +318,6 @@ def test_event_sockets_can_be_anywhere_or_nowhere() -> None:
     assert (off.events, off.replay, off.status, off.snapshot) == (None, None, None, None)
 
 
-def test_a_name_needs_no_tokenizer() -> None:
-    made = config()
-    assert made.tokenizer is None
-    assert made.engine.vocabulary == (0, 256)
-    assert made.engine.eos_token_ids == (257, 259)
-
-
 def tokenizer_in(folder: Path) -> str:
     vocabulary = {"[UNK]": 0, "a": 1, "</s>": 2}
     Tokenizer(WordLevel(vocabulary, unk_token="[UNK]")).save(str(folder / "tokenizer.json"))
@@ -361,11 +334,6 @@ def test_a_model_folder_brings_its_tokenizer(model: str) -> None:
     made = config(base=("--model", model, "--engine", "simulated"))
     assert (made.tokenizer, made.engine.model) == (model, Path(model).name)
     assert (made.engine.vocabulary, made.engine.eos_token_ids) == ((0, 3), (2,))
-
-
-def test_name_and_tokenizer_can_be_given_apart(model: str) -> None:
-    made = config("--served-model-name", "mine", "--tokenizer", f"{model}/tokenizer.json")
-    assert (made.engine.model, made.tokenizer) == ("mine", f"{model}/tokenizer.json")
 
 
 # ---- the native engine
@@ -391,13 +359,6 @@ def test_the_type_is_that_of_the_model_unless_given(tmp_path: Path) -> None:
     assert sized.num_blocks == 10**8 // (16 * FP32_TOKEN // 2)
 
 
-def test_the_native_cache_is_sized_by_memory_or_by_number(native: tuple[str, ...]) -> None:
-    made = config("--kv-cache-gb", "0.01", "--block-size", "32", base=native)
-    assert made.engine.num_blocks == 10**7 // (32 * FP32_TOKEN)
-    assert config("--num-blocks", "99", base=native).engine.num_blocks == 99
-    assert "give one of them" in error("--num-blocks", "5", "--kv-cache-gb", "1", base=native)
-
-
 def test_ranks_beyond_the_kv_heads_take_more_memory(native: tuple[str, ...]) -> None:
     def blocks(ranks: int) -> int:
         return config("--kv-cache-gb", "0.01", "--tensor-parallel-size", str(ranks), base=native).engine.num_blocks
@@ -421,11 +382,6 @@ def test_a_broken_file_beside_the_model_is_reported_with_the_setting_that_named_
     said = error(base=native)
     assert said.startswith(f"Error: --model: {tmp_path}/generation_config.json cannot be used: ")
     assert said.count("\n") == 1
-
-
-def test_without_a_tokenizer_outputs_end_where_the_model_says(native: tuple[str, ...]) -> None:
-    made = config(base=native)
-    assert (made.tokenizer, made.engine.eos_token_ids) == (None, (7, 8))
 
 
 def test_with_a_tokenizer_from_elsewhere_the_ends_of_both_count(native: tuple[str, ...], tmp_path: Path) -> None:
@@ -490,10 +446,6 @@ def test_the_demo_model_is_made_where_the_cache_is_and_keeps_its_name(tmp_path: 
     made = config(base=("--model", "demo"), environment={"WARMROUTE_CACHE_DIR": str(tmp_path)})
     assert Path(made.engine.model_path).parent == tmp_path
     assert (made.engine.model, made.tokenizer, made.engine.dtype) == ("demo", made.engine.model_path, "float32")
-
-
-def test_the_attention_to_choose_from_is_that_of_the_kernels() -> None:
-    assert all(config("--attention", name).engine.attention == name for name in NAMES)
 
 
 def test_settings_never_import_torch(native: tuple[str, ...]) -> None:

@@ -3,7 +3,7 @@
 from replica.cache.lower import HOST
 from replica.config import SimulatedConfig
 from replica.engine.engine import Engine
-from tests.replica.engines import engine, generate, step, submit
+from tests.replica.engines import engine, generate
 
 
 def tiered(*, num_blocks: int = 8, host_blocks: int = 32, host_tokens_per_s: float = 1000.0) -> Engine:
@@ -20,15 +20,3 @@ def test_a_prompt_that_was_evicted_is_loaded_instead_of_computed() -> None:
     assert again == first
     assert cached == 16, "all full blocks but the one with the last token"
     assert own.scheduler.transfers.loaded_tokens == {HOST: 8}, "two blocks were still in the pool"
-
-
-def test_others_compute_while_a_prompt_is_loaded() -> None:
-    own = tiered(num_blocks=16, host_tokens_per_s=1.0)
-    generate(own, range(20))
-    generate(own, range(100, 160))
-    assert submit(own, 1, range(200, 204), 8) is None
-    step(own)
-    assert submit(own, 2, range(20)) is None
-    done = [output.id for _ in range(7) for output in step(own) if output.finish_reason]
-    assert done == [1]
-    assert [request.id for request in own.scheduler.transfers.requests] == [2]

@@ -342,14 +342,3 @@ class Slow(LikeADevices):
             self._second.wait(0.1)
         super().read(blocks, into)
         self._second.set()
-
-
-def test_of_two_saves_to_one_slot_the_last_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("replica.tiers.mover.TOGETHER", 1)
-    array = ArrayKV(BLOCKS).bytes
-    array[:, :, 1], array[:, :, 2] = 11, 22
-    mover = ThreadedMover(Slow(array), HostMemory(SLOTS, BLOCK_BYTES), BLOCKS)
-    mover.begin(Transfer([Save(1, BLOCKS), Save(2, BLOCKS)], [Load(BLOCKS, 3, HOST)]))
-    wait_until(lambda: bool(mover.landed()[0]))
-    assert (array[:, :, 3] == 22).all()
-    mover.close()

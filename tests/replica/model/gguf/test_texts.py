@@ -15,7 +15,7 @@ from replica.model.demo import CACHE_VARIABLE
 from replica.model.gguf import texts
 from replica.model.gguf.texts import write_texts
 from replica.model.locate import locate
-from tests.replica.model.gguf.files import folder_of, gguf_of, llama3_divisors, write_gguf
+from tests.replica.model.gguf.files import folder_of, gguf_of, llama3_divisors
 from tests.replica.models import LLAMA3, saved
 
 
@@ -32,12 +32,6 @@ def test_the_configuration_is_that_of_the_model(name: str, tmp_path: Path) -> No
     known = read_config(saved(name, tmp_path / "saved"))
     assert msgspec.structs.replace(made, rms_norm_eps=known.rms_norm_eps) == known
     assert np.float32(made.rms_norm_eps) == np.float32(known.rms_norm_eps)
-
-
-def test_mistral_is_a_llama_to_llama_cpp(tmp_path: Path) -> None:
-    made = read_config(folder_of(gguf_of("mistral", tmp_path), tmp_path / "folder"))
-    known = read_config(saved("mistral", tmp_path / "saved"))
-    assert msgspec.structs.replace(made, architecture="mistral", rms_norm_eps=known.rms_norm_eps) == known
 
 
 def test_divisors_of_rope_are_known_by_their_values(tmp_path: Path) -> None:
@@ -121,13 +115,6 @@ def test_what_cannot_run_is_refused(changes: dict[str, Any], words: str, tmp_pat
     assert len(said) < len(str(tmp_path)) + 300
 
 
-def test_a_part_of_a_model_is_refused(tmp_path: Path) -> None:
-    file = write_gguf(
-        tmp_path / "00002-of-00003.gguf", {"general.architecture": "llama"}, {"output.weight": np.ones(4)}
-    )
-    assert "name the file of a whole model, in one part" in refusal(file, tmp_path)
-
-
 # ---- the folder in the cache
 
 
@@ -145,13 +132,6 @@ def test_a_file_is_a_model_until_it_changes(tmp_path: Path, monkeypatch: pytest.
     other = locate(str(file))
     assert other not in (None, folder) and read_config(other).max_position_embeddings == 128
     assert not [left for left in (tmp_path / "cache" / "gguf").iterdir() if left.name.startswith(".")]
-
-
-def test_a_file_that_cannot_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    with pytest.raises(ValueError, match="gemma3"):
-        locate(str(gguf_of("llama", tmp_path, {"general.architecture": "gemma3"})))
-    assert list((tmp_path / "cache" / "gguf").iterdir()) == []
 
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from gguf.quants import dequantize
 
 from replica.model.weights import Weights
 from tests.replica.model.gguf.files import F32, folder_of, gguf_of, write_gguf
-from tests.replica.models import ask, closing_engine, native
+from tests.replica.models import ask, native
 from tests.replica.test_golden import assert_is_transformers, prompts
 
 QUANTIZED = (
@@ -36,14 +36,6 @@ def test_a_model_answers_as_transformers_does(name: str, tmp_path: Path) -> None
     asked = prompts([1, 16, 50])
     for prompt, answer in zip(asked, ask(engine, asked), strict=True):
         assert_is_transformers(name, prompt, answer)
-
-
-def test_ranks_take_their_parts(tmp_path: Path) -> None:
-    folder = folder_of(gguf_of("llama", tmp_path), tmp_path / "folder")
-    asked = prompts([16, 50])
-    with closing_engine(native(folder, tensor_parallel_size=2)) as engine:
-        for prompt, answer in zip(asked, ask(engine, asked), strict=True):
-            assert_is_transformers("llama", prompt, answer)
 
 
 @pytest.mark.parametrize("type", [*QUANTIZED, Type.F16, Type.BF16, F32], ids=lambda type: type.name)
@@ -114,10 +106,3 @@ def test_what_cannot_be_dequantized_is_named(type: Type, tmp_path: Path) -> None
         pytest.raises(ValueError, match=f"{type.name} cannot be dequantized"),
     ):
         weights.take("model.layers.0.mlp.down_proj.weight", 2, 512)
-
-
-def test_a_file_that_ends_within_a_tensor_is_refused(tmp_path: Path) -> None:
-    file = gguf_of("llama", tmp_path)
-    (tmp_path / "model.gguf").write_bytes(file.read_bytes()[:-1000])
-    with pytest.raises(ValueError, match=r"is not all there; get the file again"):
-        Weights(tmp_path, torch.float32)
