@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,16 @@ class Adapters:
         self._changes: set[asyncio.Task[str]] = set()
 
     async def load(self, body: bytes) -> str:
-        asked = read(body, LoadAdapterRequest)
-        folder = self._folder(asked.lora_path)
+        asked, allowed = read(body, LoadAdapterRequest), Path(os.path.abspath(self._must_change()))
+        # The path is as it is, or below --lora-dir, which it must not lead out of.
+        folder = Path(os.path.normpath(allowed / asked.lora_path))
+        if not folder.is_relative_to(allowed):
+            path = quoted(asked.lora_path)
+            raise invalid(f"lora_path {path} is not below the replica's --lora-dir; move it there", "lora_path")
         if asked.lora_name == self._model:
             raise invalid(f"{quoted(asked.lora_name)} is the model's own name; give another one", "lora_name")
-        error = await self._finished(self._load(asked.lora_name, folder))
+        changed = self._engine.load_adapter(asked.lora_name, str(folder))
+        error = await self._finished(changed, lambda: self.names.add(asked.lora_name))
         if error:
             raise invalid(error, code="adapter_not_loaded")
         return f"Success: LoRA adapter '{asked.lora_name}' added successfully."
@@ -35,40 +40,27 @@ class Adapters:
     async def unload(self, body: bytes) -> str:
         name = read(body, UnloadAdapterRequest).lora_name
         self._must_change()
-        error = await self._finished(self._unload(name))
+        error = await self._finished(self._engine.unload_adapter(name), lambda: self.names.discard(name))
         if error:
             raise ApiError(404, error, param="lora_name", code="adapter_not_found")
         return f"Success: LoRA adapter '{name}' removed successfully."
 
-    async def _finished(self, change: Coroutine[Any, Any, str]) -> str:
+    async def _finished(self, change: Coroutine[Any, Any, str], then: Callable[[], object]) -> str:
         """Go on even if the client leaves: the engine does, and the names must say what it has."""
-        task = asyncio.get_running_loop().create_task(change)
+
+        async def changed() -> str:
+            error = await change
+            if not error:
+                then()
+            return error
+
+        task = asyncio.get_running_loop().create_task(changed())
         self._changes.add(task)
         task.add_done_callback(self._changes.discard)
         return await asyncio.shield(task)
-
-    async def _load(self, name: str, folder: str) -> str:
-        error = await self._engine.load_adapter(name, folder)
-        if not error:
-            self.names.add(name)
-        return error
-
-    async def _unload(self, name: str) -> str:
-        error = await self._engine.unload_adapter(name)
-        if not error:
-            self.names.discard(name)
-        return error
 
     def _must_change(self) -> str:
         if self._lora_dir is None:
             message = "adapters are fixed; start the replica with --lora-dir DIR to load those below a folder"
             raise ApiError(400, message, code="adapters_fixed")
         return self._lora_dir
-
-    def _folder(self, path: str) -> str:
-        """The path as it is, or below --lora-dir, which it must not lead out of."""
-        allowed = Path(os.path.abspath(self._must_change()))
-        folder = Path(os.path.normpath(allowed / path))
-        if not folder.is_relative_to(allowed):
-            raise invalid(f"lora_path {quoted(path)} is not below the replica's --lora-dir; move it there", "lora_path")
-        return str(folder)

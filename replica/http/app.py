@@ -28,7 +28,7 @@ from api.messages.answers import MessageAnswer, TokenCount
 from api.messages.conversion import counted_chat_of
 from api.messages.models import listed, shown
 from api.messages.requests import CountTokensRequest, MessagesRequest
-from api.native import FRAMES_TYPE
+from api.native import FRAMES_TYPE, pack_ids
 from api.openai.engine_requests import (
     DetokenizeRequest,
     LoadAdapterRequest,
@@ -54,7 +54,6 @@ from replica.http.errors import error_answers, unavailable
 from replica.http.generation_response import GenerationResponse
 from replica.http.metrics import Metrics
 from replica.http.request_reader import Reader
-from replica.http.retaining import retain
 from replica.http.work import ScriptedAnswers, Served, plan, size_of_plan
 from replica.messages import Hello
 
@@ -223,12 +222,12 @@ class Endpoints:
     async def count_message_tokens(self, request: Request) -> Response:
         hello = self._open()
         async with self.reader.body(request) as body:
-            return await self.reader.aside(request, len(body), lambda: json_response(self._count(body, hello)))
+            return await self.reader.aside(request, len(body), lambda: self._count(body, hello))
 
-    def _count(self, body: bytes, hello: Hello) -> TokenCount:
+    def _count(self, body: bytes, hello: Hello) -> Response:
         asked = read(body, CountTokensRequest)
         self.reader.check_model(asked.model)
-        return TokenCount(len(self.prompts.chat(counted_chat_of(asked), hello.max_model_len)))
+        return json_response(TokenCount(len(self.prompts.chat(counted_chat_of(asked), hello.max_model_len))))
 
     async def detokenize(self, request: Request) -> Response:
         async with self.reader.body(request, TOKENIZE_BYTES) as body:
@@ -259,8 +258,19 @@ class Endpoints:
         return json_response(DONE)
 
     async def retain(self, request: Request) -> Response:
+        """Retain the cached blocks of a prompt, or no longer; nothing is computed for it."""
         self._open()
-        return await retain(request, self.engine, self.reader, self.config.engine.block_size)
+        async with self.reader.body(request) as body:
+            asked, tokens = await self.reader.aside(request, len(body), lambda: self._beginning(body))
+        adapter, block_size = self.reader.adapter(asked.model), self.config.engine.block_size
+        found = await self.engine.retain(pack_ids(tokens), asked.ttl_s, adapter, asked.cache_salt)
+        counts = {"cached_blocks": found.cached_blocks, "retained_blocks": found.retained_blocks}
+        return json_response(RetainedPrefix(blocks=len(tokens) // block_size, block_size=block_size, **counts))
+
+    def _beginning(self, body: bytes) -> tuple[RetainRequest, list[int]]:
+        asked = read(body, RetainRequest)
+        self.reader.check_model(asked.model)
+        return asked, self.prompts.beginning(asked)
 
     async def health(self, _: Request) -> Response:
         return json_response(DONE)
@@ -371,13 +381,10 @@ class ReplicaKey:
         self._key = None if key is None else key.encode()
 
     def admit(self, scope: Scope, asked: RouteMatch) -> None:
-        if self._key is not None and asked.who is not ANYONE and not self._is_shown(scope, self._key):
-            raise unauthorized()
-
-    @staticmethod
-    def _is_shown(scope: Scope, expected: bytes) -> bool:
-        given = shown_key(scope["headers"])
-        return given is not None and hmac.compare_digest(given, expected)
+        if self._key is not None and asked.who is not ANYONE:
+            given = shown_key(scope["headers"])
+            if given is None or not hmac.compare_digest(given, self._key):
+                raise unauthorized()
 
 
 def build_app(engine: EngineClient, prompts: Prompts, config: ReplicaConfig) -> Starlette:

@@ -15,7 +15,6 @@ from typing import NamedTuple, Protocol
 
 from replica.cache.block_pool import BlockPool
 from replica.cache.chain import Chain
-from replica.cache.lower import LowerTiers
 
 SHARE = 1 / 8  # all readers' share of the pool
 NO_ROOM = "busy"
@@ -110,7 +109,10 @@ class Holds:
         slots = found[: self._room(found)]
         if not slots:
             return Held((), NO_ROOM if found else "")
-        self._each(slots, self._pool.touch, lambda lower, own: lower.hold(own))
+        blocks, below = self._split(slots)
+        self._pool.touch(blocks)
+        if self._pool.lower is not None:
+            self._pool.lower.hold(below)
         for slot in slots:
             self.references[slot] = self.references.get(slot, 0) + 1
         return Held(slots)
@@ -134,17 +136,12 @@ class Holds:
             self.references[slot] -= 1
             if not self.references[slot]:
                 del self.references[slot]
-        self._each(slots, self._pool.release, lambda lower, own: lower.release_read(own))
+        blocks, below = self._split(slots)
+        self._pool.release(blocks)
+        if self._pool.lower is not None:
+            self._pool.lower.release_read(below)
 
-    def _each(
-        self,
-        slots: Sequence[int],
-        in_pool: Callable[[Sequence[int]], object],
-        below: Callable[[LowerTiers, Sequence[int]], object],
-    ) -> None:
-        """Do one thing with the blocks among the slots, and another with the slots of lower media."""
-        blocks = [slot for slot in slots if slot < self._pool.num_blocks]
-        in_pool(blocks)
-        if len(blocks) < len(slots):
-            assert self._pool.lower is not None
-            below(self._pool.lower, [slot for slot in slots if slot >= self._pool.num_blocks])
+    def _split(self, slots: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Return the pool's own, and those of lower media."""
+        first = self._pool.num_blocks
+        return [slot for slot in slots if slot < first], [slot for slot in slots if slot >= first]

@@ -191,7 +191,8 @@ class ThreadedMover(Mover):
 
     def erase(self, slots: Sequence[int]) -> None:
         for slot in slots:
-            self._writer.submit(self._erase, slot)
+            assert self._disk is not None
+            self._writer.submit(self._disk.erase, slot - self._first_on_disk)
 
     def clear(self) -> None:
         if self._disk is not None:
@@ -325,10 +326,6 @@ class ThreadedMover(Mover):
             log.exception("a block could not be written")
         finally:
             self._written.append(Written(write, done))
-
-    def _erase(self, slot: int) -> None:
-        assert self._disk is not None
-        self._disk.erase(slot - self._first_on_disk)
 
 
 class Spent:
