@@ -20,11 +20,19 @@ from replica.model.shares import refuse_what_does_not_divide
 from replica.model.sizing import GIGABYTE, blocks_in
 from replica.neighbours.connection import host_and_port
 from replica.settings.native_model import NativeModel, check_installed, find_model
-from replica.settings.options import NATIVE_MAX_STEP_S, TABLE
+from replica.settings.options import ALL, NATIVE_MAX_STEP_S, TABLE
 from replica.settings.sizes import HOST_SHARE, free_bytes
 
 SHORTEST_SECRET = 16
 MAX_ANSWERS_BYTES = 1024 * 1024
+ONLY_FOR = {
+    "kv_bytes_per_token": "simulated",
+    "simulated_answers": "simulated",
+    "disk_kv": "native",
+    "lora_dir": "native",
+    "lora_modules": "native",
+    "tensor_parallel_size": "native",
+}
 
 
 def config_from(ctx: click.Context) -> ReplicaConfig:
@@ -81,16 +89,11 @@ def check_combinations(ctx: click.Context) -> None:
         )
     if values["num_blocks"] and ctx.get_parameter_source("num_blocks") is ctx.get_parameter_source("kv_cache_gb"):
         raise Unusable("--num-blocks and --kv-cache-gb both size the cache; give one of them")
-    if values["engine"] == "native" and ctx.get_parameter_source("kv_bytes_per_token") is not ParameterSource.DEFAULT:
-        raise Unusable(
-            f"kv_bytes_per_token {values['kv_bytes_per_token']} is only for the simulated engine; leave it out: "
-            "the native engine asks its model"
-        )
-    if values["tensor_parallel_size"] > 1 and values["engine"] == "simulated":
-        raise Unusable(
-            f"--tensor-parallel-size {values['tensor_parallel_size']} is only for the native engine; leave it out: a "
-            "simulated engine computes nothing"
-        )
+    for key, engine in ONLY_FOR.items():
+        is_given = ctx.get_parameter_source(key) is not ParameterSource.DEFAULT and values[key] != 1
+        if is_given and values["engine"] != engine:
+            option = ALL[key].option if ALL[key].flag else key
+            raise Unusable(f"{option} {values[key]} is only for the {engine} engine; leave it out")
     if values["tensor_parallel_size"] > 1 and (values["host_kv_gb"] or values["disk_kv"]):
         raise Unusable("--host-kv-gb and --disk-kv: the blocks of several GPUs stay there; leave them out")
     if values["tensor_parallel_size"] > 1 and values["lora_dir"]:
@@ -98,29 +101,19 @@ def check_combinations(ctx: click.Context) -> None:
     disk_gb, is_default = values["disk_kv_gb"], ctx.get_parameter_source("disk_kv_gb") is ParameterSource.DEFAULT
     if values["disk_kv"] is None and not is_default:
         raise Unusable(f"--disk-kv-gb {disk_gb:g} is the size of --disk-kv; give --disk-kv DIR too, or leave it out")
-    for key in ("lora_modules", "lora_dir"):
-        if values["engine"] == "simulated" and values[key]:
-            raise Unusable(f"--{key.replace('_', '-')}: the simulated engine computes with no adapters; leave it out")
-    if values["engine"] == "native" and values["simulated_answers"]:
-        raise Unusable(
-            f"--simulated-answers {values['simulated_answers']} is only for the simulated engine; leave it out, or "
-            "give --engine simulated"
-        )
 
 
 def _answers(file: str | None) -> tuple[AnswerRule, ...]:
+    rules, where = [], ""
     try:
         lines = [] if file is None else read_model_file(Path(file), MAX_ANSWERS_BYTES).splitlines()
-    except (OSError, ValueError) as error:
-        raise Unusable(f"--simulated-answers: {error}") from error
-    return tuple(_rule(line, f"{file}, line {number}") for number, line in enumerate(lines, start=1) if line.strip())
-
-
-def _rule(line: str, where: str) -> AnswerRule:
-    try:
-        return msgspec.json.decode(line, type=AnswerRule)
-    except msgspec.DecodeError as error:
-        raise Unusable(f"--simulated-answers: {where} is not a rule: {error}") from error
+        for number, line in enumerate(lines, start=1):
+            where = f"{file}, line {number} is not a rule: "
+            if line.strip():
+                rules.append(msgspec.json.decode(line, type=AnswerRule))
+    except (OSError, ValueError, msgspec.DecodeError) as error:
+        raise Unusable(f"--simulated-answers: {where}{error}") from error
+    return tuple(rules)
 
 
 def _native_model(values: Mapping[str, Any]) -> NativeModel:
@@ -229,8 +222,6 @@ def _tiers(values: Mapping[str, Any], model: NativeModel | None) -> dict[str, An
     sizes = {"host_blocks": min(LARGEST, int(host_gb * GIGABYTE / block_bytes))}
     if values["disk_kv"] is None:
         return sizes
-    if model is None:
-        raise Unusable(f"--disk-kv {values['disk_kv']}: a simulated engine has no KV to keep; leave it out")
     if not values["disk_kv"] or (Path(values["disk_kv"]).exists() and not Path(values["disk_kv"]).is_dir()):
         raise Unusable(f"--disk-kv {values['disk_kv']!r} is no folder; give one, or one that is to be made")
     if not values["enable_prefix_caching"]:

@@ -419,7 +419,7 @@ def test_with_a_tokenizer_from_elsewhere_the_ends_of_both_count(native: tuple[st
         (("--disk-kv", "x", "--disk-kv-gb", "0.000001"), "--disk-kv-gb 1e-06 holds no block of 4,096 bytes; give more"),
         (
             ("--disk-kv", "x", "--engine", "simulated"),
-            "--disk-kv x: a simulated engine has no KV to keep; leave it out",
+            "--disk-kv x is only for the native engine; leave it out",
         ),
     ],
 )
