@@ -49,9 +49,7 @@ class DiskFolder:
         path.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
         self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         self._left_alone: set[str] = set()
-        with suppress(
-            OSError
-        ):  # NFS locks no folders; then a file may seem to be in use while another process looks at it
+        with suppress(OSError):  # NFS locks no folders: a file may seem to be in use while another process looks at it
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
 
     def __enter__(self) -> "DiskFolder":
@@ -103,7 +101,12 @@ class DiskFolder:
         opened, present = os.fstat(descriptor), self._stat(name)
         if present is None or not os.path.samestat(opened, present):
             return False  # removed before it was locked
-        if not self._is_trusted(opened) or not _is_disk_file(descriptor):
+        is_trusted = (
+            stat.S_ISREG(opened.st_mode) and opened.st_uid == os.geteuid() and not opened.st_mode & OTHERS_WRITE
+        )
+        # An empty file is ours too, and one of zeros: its maker was killed before it wrote the head.
+        is_file = is_own and stat.S_ISREG(opened.st_mode)
+        if not is_file or os.pread(descriptor, len(MAGIC), 0) not in (MAGIC, b"", bytes(len(MAGIC))):
             self._leave_alone(name, "it is no file of the disk tier, or others may write to it")
             return False
         return True
@@ -112,9 +115,6 @@ class DiskFolder:
         if name not in self._left_alone:
             self._left_alone.add(name)
             log.warning("%s is left alone: %s", self.path / name, reason)
-
-    def _is_trusted(self, found: os.stat_result) -> bool:
-        return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & OTHERS_WRITE
 
     def _stat(self, name: str) -> os.stat_result | None:
         try:
@@ -138,7 +138,10 @@ class DiskFolder:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
                 if not self._remove_one(fingerprint):
-                    raise OSError(error.errno, self._too_little_room(size)) from error
+                    room = os.fstatvfs(self._descriptor)
+                    free_gb = room.f_bavail * room.f_frsize / 1e9
+                    said = f"has room for {free_gb:.1f} GB more, and a file of {size / 1e9:.1f} GB does not fit"
+                    raise OSError(error.errno, f"{self.path} {said}") from error
             else:
                 return
 
@@ -175,16 +178,6 @@ class DiskFolder:
             found = os.fstat(descriptor)
             os.close(descriptor)
             yield IdleFile(name, named[1], found.st_mtime_ns, found.st_blocks * 512)
-
-    def _too_little_room(self, size: int) -> str:
-        room = os.fstatvfs(self._descriptor)
-        free = room.f_bavail * room.f_frsize
-        return f"{self.path} has room for {free / 1e9:.1f} GB more, and a file of {size / 1e9:.1f} GB does not fit"
-
-
-def _is_disk_file(descriptor: int) -> bool:
-    """An empty file is one too, and one of zeros: its maker was killed before it wrote the head."""
-    return os.pread(descriptor, len(MAGIC), 0) in (MAGIC, b"", bytes(len(MAGIC)))
 
 
 def _resize(descriptor: int, size: int) -> None:

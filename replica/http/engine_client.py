@@ -330,7 +330,12 @@ class EngineClient:
     def _take(self, message: messages.FromEngine) -> None:
         match message:
             case messages.Outputs(outputs):
-                self._hand_out(outputs)
+                for output in outputs:
+                    stream = self._streams.get(output.id)
+                    if stream is not None:  # or it was cancelled meanwhile
+                        if output.finish_reason is not None:
+                            del self._streams[output.id]
+                        stream.arrive(output)
             case messages.Stats():
                 self.stats = message
                 self._heard_s = self._loop.time()
@@ -350,15 +355,6 @@ class EngineClient:
                 self._heard_s = self._loop.time()
                 if not self._greeted.done():
                     self._greeted.set_result(message)
-
-    def _hand_out(self, outputs: list[messages.Output]) -> None:
-        for output in outputs:
-            stream = self._streams.get(output.id)
-            if stream is None:  # cancelled meanwhile
-                continue
-            if output.finish_reason is not None:
-                del self._streams[output.id]
-            stream.arrive(output)
 
     async def _watch(self) -> str:
         status = await self._process.wait()

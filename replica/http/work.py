@@ -125,7 +125,9 @@ def plan(
     seed = seeds[0] if seeds else random.getrandbits(63)
     answer_id = native.response_id or getattr(original, "request_id", None) or api.new_id()
     script = b"" if served.answers is None else served.answers.token_ids(request)
-    retain = _in_blocks(native.retain, served.block_size)
+    size = served.block_size  # beginnings are kept as far as they fill blocks
+    whole = (replace(each, tokens=each.tokens // size * size) for each in (native.retain if size else ()))
+    retain = [each for each in whole if each.tokens]
     parts: list[ChoiceWork] = []
     # A client's own seed must not depend on the prompts around; without one, equal prompts are to differ.
     seeds_repeat = request.candidates if request.seed is not None else len(resumed)
@@ -144,7 +146,10 @@ def plan(
         for _ in range(request.candidates):
             choice = Choice(len(parts), ending, served.tokenizer)
             said = resumed[choice.index]
-            _check_resumed(said, choice.index, ending.max_tokens)
+            if len(said) > ending.max_tokens:
+                param = f"resume_token_ids[{choice.index}]"
+                most = f"the most that may be generated is {ending.max_tokens}"
+                raise invalid(f"{param} has {len(said)} tokens; {most}", param)
             parser = _parser(request, served, answer_id, choice.index, prompt, constrained=asked is not None)
             parts.append(_part(choice, submit, said, seed + choice.index % seeds_repeat, new_id, parser))
             submit = replace(submit, sampling=replace(submit.sampling, prompt_logprobs=None))  # the first says them
@@ -160,14 +165,6 @@ def plan(
         retain=retain,
         tells_use=native.tells_use,
     )
-
-
-def _in_blocks(retain: Sequence[Retain], block_size: int) -> list[Retain]:
-    """The beginnings as far as they fill blocks."""
-    if not block_size:
-        return []
-    whole = (replace(beginning, tokens=beginning.tokens // block_size * block_size) for beginning in retain)
-    return [beginning for beginning in whole if beginning.tokens]
 
 
 def _part(
@@ -231,12 +228,6 @@ def _check_prompt_logprobs(request: InnerRequest, prompts: Sequence[Sequence[int
         what = f"{name} is {request.scored} and the prompts of all choices have {tokens} tokens"
         fix = f"send less: at most {MAX_PROMPT_LOGPROBS} log probabilities, the tokens' own included, are answered"
         raise invalid(f"{what}, together {count}; {fix}", name)
-
-
-def _check_resumed(token_ids: Sequence[int], index: int, max_tokens: int) -> None:
-    if len(token_ids) > max_tokens:
-        param = f"resume_token_ids[{index}]"
-        raise invalid(f"{param} has {len(token_ids)} tokens; the most that may be generated is {max_tokens}", param)
 
 
 def _max_tokens(request: InnerRequest, api: GenerationApi, prompt_tokens: int, max_model_len: int) -> int:

@@ -118,18 +118,15 @@ class Source:
                     time.sleep(0.1)  # it is short of descriptors: others need the processor
                 continue
             connection = Connection(connected)
-            if not self._add(connection):
+            with self._lock:
+                has_room = not self._is_closed and len(self._connections) < self._config.most_readers
+                if has_room:
+                    self._connections.add(connection)
+            if not has_room:
                 self.counts.fail("full")
                 connection.close()
                 continue
             threading.Thread(target=self._serve, args=(connection,), name="kv-stream", daemon=True).start()
-
-    def _add(self, connection: Connection) -> bool:
-        with self._lock:
-            has_room = not self._is_closed and len(self._connections) < self._config.most_readers
-            if has_room:
-                self._connections.add(connection)
-            return has_room
 
     def _serve(self, connection: Connection) -> None:
         with suppress(OSError, AttributeError):
