@@ -114,7 +114,6 @@ def _tile(queries: Tensor, keys: Piecewise | Whole, values: Piecewise | Whole, s
 
 
 def _grains(tokens: int) -> int:
-    """Round up to whole grains."""
     return -(-tokens // GRAIN) * GRAIN
 
 

@@ -38,8 +38,6 @@ class LoraModule(Struct, frozen=True):
 
 
 class EngineConfig(Struct, frozen=True, kw_only=True):
-    """The configuration of the engine's process."""
-
     model: str  # the name that clients ask for; part of every block key
     engine: EngineName = "native"
     block_size: int = 16

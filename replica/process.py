@@ -354,7 +354,6 @@ def cpu_wait_s() -> float:
 
 
 def describe(stats: messages.Stats) -> str:
-    """The line that the log gets every few seconds."""
     load, rates = stats.load, stats.rates
     return (
         f"running {load.running}, waiting {load.waiting}, cache {rates.utilization:.1%} in use, "

@@ -196,7 +196,6 @@ class BlockPool:
         self._queue.append(self.retention.mark(np.array(blocks, np.intp), tenant, ttl_s))
 
     def end_retention(self, blocks: Sequence[int]) -> None:
-        """Let these be blocks like any other."""
         self._queue.append(self.retention.end(np.array(blocks, np.intp)))
 
     def count_retained(self, blocks: Sequence[int]) -> int:
@@ -334,7 +333,6 @@ class BlockPool:
         return events
 
     def resident(self) -> set[int]:
-        """The keys of all cached blocks."""
         return set(self._names.many_keys[self._names.slots()].tolist())
 
     def snapshot(self) -> PoolSnapshot:

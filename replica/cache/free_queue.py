@@ -40,7 +40,6 @@ class FreeQueue:
         return blocks
 
     def remove(self, blocks: Sequence[int]) -> None:
-        """Remove blocks wherever they are."""
         following, previous = self._next, self._previous
         for block in blocks:
             before, after = previous[block], following[block]

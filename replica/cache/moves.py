@@ -36,8 +36,6 @@ class Write(NamedTuple):
 
 
 class Written(NamedTuple):
-    """The outcome of a Write."""
-
     write: Write
     done: bool
 
@@ -64,5 +62,4 @@ class Transfer(Struct, eq=False):
 
     @property
     def blocks(self) -> list[int]:
-        """The pool's blocks that are written."""
         return [*(load.block for load in self.loads), *(self.pull.blocks if self.pull is not None else ())]

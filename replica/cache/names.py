@@ -72,7 +72,6 @@ class Names:
     # ---- many
 
     def find_many(self, keys: Keys) -> Slots:
-        """The slot of each key, or NOBODY."""
         slots = self._many_heads[self._buckets(keys)].astype(np.intp)
         pending = np.flatnonzero((slots != NOBODY) & (self.many_keys[slots] != keys))
         while pending.size:

@@ -45,12 +45,10 @@ class Tier:
     # ---- look up
 
     def find(self, key: int) -> int:
-        """The key's slot, or NOBODY."""
         slot = self._names.find(key)
         return slot if slot == NOBODY else slot + self.first
 
     def find_many(self, keys: Keys) -> Slots:
-        """The slot of each key, or NOBODY."""
         if not self.named:
             return np.full(len(keys), NOBODY, np.intp)
         slots = self._names.find_many(keys)
@@ -157,11 +155,9 @@ class Tier:
     # ---- say
 
     def slots(self) -> Slots:
-        """The slots of all named blocks."""
         return self._names.slots() + self.first
 
     def resident(self) -> set[int]:
-        """The keys of all named blocks."""
         return set(self.keys(self.slots()).tolist())
 
     def check(self) -> None:

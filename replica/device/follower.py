@@ -52,7 +52,6 @@ class Follower:
         self._steps: Steps | None = None
 
     def meet(self, file: Path, backend: str) -> Transformer:
-        """Join the group, and load this rank's share."""
         group = DeviceGroup(self._share, file, self._accelerator, backend)
         ranks = GroupRanks(self._share, read_config(Path(self._config.model_path)), group)
         parts = load(self._config, self._accelerator, ranks)

@@ -115,7 +115,6 @@ class Staging:
         return self._device.nbytes
 
     def send(self, counts: Counts, inputs: memoryview) -> Inputs:
-        """Send packed arrays to the device."""
         self._hosts.reverse()
         size = len(inputs)
         self._hosts[0].numpy()[:size] = np.frombuffer(inputs, np.uint8)
@@ -197,8 +196,6 @@ class BlockTables:
 
 
 class DeviceTables:
-    """The device's side."""
-
     def __init__(self, count: int, width: int, accelerator: Accelerator) -> None:
         self.table = torch.zeros(count + 1, width, dtype=torch.int32, device=accelerator.device)
         self._accelerator = accelerator

@@ -99,8 +99,6 @@ class Leader(Team):
 
 
 class LeadingSteps(Steps):
-    """Each step is also an order to the followers."""
-
     leader: Leader
 
     def run(self, order: Order) -> Computed:

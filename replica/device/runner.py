@@ -57,7 +57,6 @@ class DeviceRunner:
 
     @property
     def own_bytes(self) -> int:
-        """Beside weights and KV."""
         return self.steps.own_bytes + self._masks.nbytes
 
     def close(self) -> None:

@@ -33,8 +33,6 @@ _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int6
 
 
 class IdleFile(NamedTuple):
-    """A disk file that no process has locked."""
-
     name: str
     fingerprint: str
     used_at_ns: int
@@ -101,9 +99,7 @@ class DiskFolder:
         opened, present = os.fstat(descriptor), self._stat(name)
         if present is None or not os.path.samestat(opened, present):
             return False  # removed before it was locked
-        is_trusted = (
-            stat.S_ISREG(opened.st_mode) and opened.st_uid == os.geteuid() and not opened.st_mode & OTHERS_WRITE
-        )
+        is_own = opened.st_uid == os.geteuid() and not opened.st_mode & OTHERS_WRITE
         # An empty file is ours too, and one of zeros: its maker was killed before it wrote the head.
         is_file = is_own and stat.S_ISREG(opened.st_mode)
         if not is_file or os.pread(descriptor, len(MAGIC), 0) not in (MAGIC, b"", bytes(len(MAGIC))):

@@ -259,7 +259,6 @@ class Engine:
         return not loaded or not computed or loaded > computed
 
     def reset(self) -> bool:
-        """Forget the cache; refused while requests run."""
         done = self.pool.reset()
         if done and self.mover is not None:
             self.mover.clear()

@@ -343,7 +343,6 @@ class Scheduler:
         return waiting + sum(tokens for tokens in uncomputed if tokens > 1)
 
     def check(self) -> None:
-        """Verify every invariant, the pool's included."""
         self.pool.check()
         uses = dict(self.readers)
         for request in self.running:

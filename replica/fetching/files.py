@@ -42,8 +42,6 @@ MADE = File(-2)  # `gather` makes it: its size is known afterwards
 
 
 class Record(Struct, frozen=True):
-    """The model that a folder holds, or will hold."""
-
     source: str
     revision: str
     tokenizer_only: bool
@@ -51,8 +49,6 @@ class Record(Struct, frozen=True):
 
 
 class Index(Struct):
-    """The file of each tensor."""
-
     weight_map: dict[str, str]
 
 
@@ -91,7 +87,6 @@ def write_record(folder: Path, record: Record, name: str = RECORD) -> None:
 
 
 def missing(folder: Path, files: Files) -> dict[str, File]:
-    """The files that are not there, or not whole."""
     found = {}
     for name in files:
         with suppress(OSError):

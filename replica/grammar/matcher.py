@@ -67,5 +67,4 @@ class Matcher:
 
 
 def boolean(bits: NDArray[np.uint8], vocab_size: int) -> NDArray[np.bool_]:
-    """Rows of bits as rows of truth values."""
     return np.unpackbits(bits, axis=-1, count=vocab_size, bitorder="little").view(np.bool_)

@@ -126,8 +126,6 @@ class ConversationForm(Form):
 
 
 class MessageForm(ConversationForm):
-    """A message of the Messages API."""
-
     def prepare_answer(self) -> None:
         self._blocks = Blocks(self.id)
         self._started = False
@@ -167,8 +165,6 @@ class MessageForm(ConversationForm):
 
 
 class ResponseForm(ConversationForm):
-    """A response of the Responses API."""
-
     def prepare_answer(self) -> None:
         shown = shown_tools(self.work.original.tools or ())
         self._output = Output(self.id, {tool.shown_name: tool.called for tool in shown})

@@ -39,7 +39,6 @@ class Documented(Route, frozen=True, eq=False, kw_only=True):
 
 
 def operation(route: Documented) -> dict[str, Any]:
-    """The operation of a route."""
     if route.template == "/metrics":
         return _METRICS
     found = schema.operation(route.request, route.answer)

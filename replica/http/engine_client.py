@@ -156,8 +156,6 @@ class OutputStream:
 
 
 class EngineClient:
-    """One engine process, from its start to its end."""
-
     def __init__(self, process: asyncio.subprocess.Process, socket: "zmq.Socket[bytes]", folder: OwnFolder) -> None:
         loop = asyncio.get_running_loop()
         self.hello: messages.Hello | None = None
@@ -288,7 +286,6 @@ class EngineClient:
         return await answer
 
     async def close(self) -> None:
-        """End the process, and wait for it."""
         if not self._death.done():
             self._send(messages.Stop())
             try:

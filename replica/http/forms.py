@@ -27,8 +27,6 @@ AT_ONCE = 1000  # log probabilities of prompts that are put into words before ot
 
 
 class Form(ABC):
-    """The common part of the four forms."""
-
     kind: ClassVar[type[responses.Completion | responses.ChatChunk | responses.ChatCompletion]]
 
     def __init__(self, work: Work, model: str, tokenizer: Tokenizer) -> None:
@@ -262,7 +260,6 @@ class WholeForm(Form):
         return [choice for group in ranked for choice in group[: self.request.n]]
 
     def _likelihood(self, choice: Choice) -> float:
-        """The log probability per token."""
         logprobs = self.joined(choice.index).logprobs
         return fmean(of_token.logprob for of_token in logprobs) if logprobs else 0.0
 

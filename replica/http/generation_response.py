@@ -26,8 +26,6 @@ from replica.messages import Output, Submit
 
 @dataclass(slots=True, eq=False)
 class RunningChoice:
-    """One choice that the engine works on."""
-
     choice: Choice
     submit: Submit
     finished: bool = False

@@ -80,8 +80,6 @@ class ChoiceWork(NamedTuple):
 
 
 class Work(Struct):
-    """One request, ready to be submitted."""
-
     request: InnerRequest
     id: str
     created: int

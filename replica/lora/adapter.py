@@ -36,8 +36,6 @@ class Place(Enum):
 
 
 class Adapter:
-    """One adapter's changes, by layer and product."""
-
     def __init__(self, name: str, files: AdapterFiles, config: ModelConfig, like: Tensor, ranks: Ranks) -> None:
         self.name = name
         self.digest = files.digest
@@ -107,7 +105,6 @@ class Adapters:
         return Adapter(name, read_adapter(folder, self._config), self._config, self._like, self._ranks)
 
     def load_named(self, config: EngineConfig) -> None:
-        """Load those that are named at the start."""
         for module in config.lora_modules:
             self.loaded[module.name] = adapter = self.read(module.name, Path(module.folder))
             log.info("adapter %s, of rank %d, from %s", module.name, adapter.rank, module.folder)

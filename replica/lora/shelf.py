@@ -36,7 +36,6 @@ class Shelf:
         return {name: adapter.digest for name, adapter in loaded if name not in self._leaving}
 
     def load(self, asked: LoadAdapter) -> AdapterChanged | None:
-        """Begin to read an adapter, or say why not."""
         name, folder, why_not = asked.name, Path(asked.folder), ""
         if name in self._reading:
             why_not = f"the adapter {name!r} is being loaded already"

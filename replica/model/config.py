@@ -70,7 +70,6 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     dtype: str  # the weights' type by the config: float32, bfloat16 or float16
 
     def kv_bytes_per_token(self, dtype: str) -> int:
-        """Bytes of one token's KV in all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * DTYPE_BYTES[dtype]
 
     @property

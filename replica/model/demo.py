@@ -62,7 +62,6 @@ def cache_folder() -> Path:
 
 
 def write_demo(folder: Path) -> None:
-    """All files of the model."""
     from replica.model.demo_weights import write_weights  # numpy: not needed for the rest
 
     write_weights(folder / "model.safetensors")

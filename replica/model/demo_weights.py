@@ -49,7 +49,6 @@ END_OF_TEXT, TURN_END = VOCABULARY["<|endoftext|>"], VOCABULARY["<|im_end|>"]
 
 
 def dialogues() -> list[tuple[str, str]]:
-    """The questions and answers of demo.txt."""
     text = Path(__file__).with_name("demo.txt").read_text(encoding="utf-8")
     return re.findall(r"^Q: (.*)\nA: (.*)$", text, re.MULTILINE)
 

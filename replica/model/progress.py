@@ -71,7 +71,6 @@ class Lines(Progress):
             log.info("%s: %s of %s after %.0f s", self._what, so_far, total, elapsed_s)
 
     def finish(self) -> None:
-        """All is done; says how long it took."""
         log.info("%s: done in %.1f s", self._what, self._clock_s() - self._started_s)
 
 

@@ -78,7 +78,6 @@ class Connection:
     # ---- bytes
 
     def receive_into(self, view: memoryview, patience: Patience) -> None:
-        """Fill the buffer."""
         filled, moved_s = 0, time.monotonic()
         while filled < len(view):
             wait_s = patience.check(moved_s)
@@ -100,7 +99,6 @@ class Connection:
         return bytes(buffer)
 
     def send(self, patience: Patience, *parts: bytes | memoryview) -> None:
-        """Send all of the parts, in order."""
         left = [memoryview(part).cast("B") for part in parts if len(part)]
         moved_s = time.monotonic()
         while left:

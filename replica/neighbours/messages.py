@@ -35,8 +35,6 @@ Index: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_BLOCKS)]
 
 
 class Welcome(Struct, frozen=True, tag="welcome"):
-    """The source's first frame."""
-
     transports: dict[str, bytes] = {}  # always `tcp`; there were others
 
 

@@ -34,7 +34,6 @@ class Session:
         self._received = 0
 
     def seal(self, body: bytes) -> bytes:
-        """Return the seal of the next body to send."""
         self._sent += 1
         return self._seal(self._own, self._sent, body)
 

@@ -68,7 +68,6 @@ class Neighbours:
 
     @property
     def references(self) -> dict[int, int]:
-        """References to blocks that readers have."""
         assert self._holds is not None
         return self._holds.references
 
@@ -77,7 +76,6 @@ class Neighbours:
         self._holds.serve()
 
     def snapshot(self) -> dict[str, NeighbourSnapshot]:
-        """Return the counts of both sides."""
         assert self._source is not None
         return {"read": _snapshot(self._source.counts), "pulled": _snapshot(self._reader.counts)}
 

@@ -178,7 +178,6 @@ class Seen:
         self.counts = array("f")
 
     def take(self, request: Request) -> None:
-        """Take in the tokens that the chain has grown by."""
         tokens = request.chain.tokens
         for position in range(self.taken, len(tokens)):
             place = self.places.setdefault(tokens[position], len(self.ids))

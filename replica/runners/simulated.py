@@ -72,7 +72,6 @@ class SimulatedRunner(ImmediateRunner):
         return SampledToken(among[_draw(stream, request.generated) % len(among)], drawn.logprobs)
 
     def draw(self, request: Request, position: int) -> SampledToken:
-        """The token at this position of the output."""
         stream = self._stream(request)
         sampling = request.sampling
         if sampling.prompt_logprobs is not None and position == 0:

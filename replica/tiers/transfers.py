@@ -150,5 +150,4 @@ class Transfers:
         return (loading.request for loading in self._loading.values())
 
     def tokens(self) -> int:
-        """Tokens that are being brought."""
         return sum(len(loading.transfer.blocks) for loading in self._loading.values()) * self._pool.block_size
