@@ -33,13 +33,12 @@ OTHERS: list[dict[str, object]] = [
     {"enable_partial_reuse": False, "threads": 3, "max_num_batched_tokens": 300},
     {"max_num_seqs": 1, "block_size": 1, "num_blocks": 900},
 ]
-CASES = [
-    ("llama-odd", HARDEST[0]),
-    *(("qwen3", changes) for changes in [*HARDEST, *OTHERS]),
-]
+CASES = [("llama-odd", HARDEST[0]), *(("qwen3", changes) for changes in [HARDEST[1], *OTHERS])]
 REST = [
-    *((name, changes) for name in MODELS for changes in HARDEST if (name, changes) not in CASES),
-    *(("llama-odd", changes) for changes in OTHERS),
+    (name, changes)
+    for name in MODELS
+    for changes in [*HARDEST, *(OTHERS if name in ("llama-odd", "qwen3") else [])]
+    if (name, changes) not in CASES
 ]
 
 

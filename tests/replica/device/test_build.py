@@ -32,7 +32,7 @@ def choice(name: str) -> ChosenAttention:
     return ChosenAttention(attention, {})
 
 
-@pytest.mark.parametrize(("tokens", "longest"), [(200, 256), (40, 512), (16, 17), (300, 99)])
+@pytest.mark.parametrize(("tokens", "longest"), [(40, 512), (300, 99)])
 def test_the_largest_steps_are_rehearsed_over_a_single_block(tokens: int, longest: int, tmp_path: Path) -> None:
     """However long a text may get: its KV need not fit anywhere yet."""
     config = config_of(

@@ -1,4 +1,4 @@
-"""How processes with a device each start and end, and that their KV comes back from lower media.
+"""How processes with a device each start and end.
 
 A process belongs to one group at a time, so these are apart from the tests that share an engine.
 """
@@ -56,6 +56,7 @@ def test_ranks_that_read_other_adapters_do_not_begin(folder: Path, monkeypatch: 
         on_devices(saved("llama", folder), 2, lora_modules=(module,), graphs=False, **SMALL)
 
 
+@pytest.mark.grid
 def test_ranks_that_cannot_meet_are_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("Distributed package doesn't have NCCL built in")

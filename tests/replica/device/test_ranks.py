@@ -47,6 +47,7 @@ def test_whatever_is_asked_for_comes_out_the_same(two: Engine, alone: Engine) ->
         same(answer, expected[number])
 
 
+@pytest.mark.grid
 def test_requests_of_all_kinds_beside_each_other_come_out_the_same(two: Engine, alone: Engine) -> None:
     found, expected = mixed(two), mixed(alone)
     assert found.keys() == expected.keys()

@@ -67,7 +67,7 @@ def each_sampling(engine: Engine, top_logprobs: int | None) -> dict[int, Answer]
     return finish(engine)
 
 
-@pytest.mark.parametrize("top_logprobs", [None, 2])
+@pytest.mark.parametrize("top_logprobs", [pytest.param(None, marks=pytest.mark.grid), 2])
 def test_whatever_is_asked_for_comes_out_the_same(folder: Path, top_logprobs: int | None) -> None:
     expected = each_sampling(native(folder), top_logprobs)
     for number, answer in each_sampling(on_device(folder), top_logprobs).items():
@@ -97,11 +97,10 @@ def mixed(engine: Engine) -> dict[int, Answer]:
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
         {"num_blocks": 17},
         *(
             pytest.param(changes, marks=pytest.mark.grid)
-            for changes in ({"max_num_batched_tokens": 40}, {"enable_prefix_caching": False}, {"block_size": 5})
+            for changes in ({}, {"max_num_batched_tokens": 40}, {"enable_prefix_caching": False}, {"block_size": 5})
         ),
     ],
     ids=str,

@@ -85,7 +85,7 @@ HARD: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("changes", HARD, ids=str)
+@pytest.mark.parametrize("changes", [pytest.param(HARD[0], marks=pytest.mark.grid), HARD[1]], ids=str)
 def test_no_bit_depends_on_batches_chunks_preemption_or_the_cache(changes: dict[str, Any], folder: Path) -> None:
     names = "all", "attention", "rslora"
     asked = mixed()
