@@ -8,7 +8,6 @@ import pytest
 
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored
 from replica.cache.block_pool import BlockPool
-from replica.cache.chain import Chain
 from replica.cache.contents import NOT_NAMED
 from replica.cache.names import NO_MATCH, NO_PART, Match, PartialBlock
 from replica.messages import PoolSnapshot
@@ -326,20 +325,6 @@ def test_a_block_whose_name_is_taken_stays_unnamed_and_all_after_it(at_once: boo
     pool.check()
 
 
-@pytest.mark.parametrize("at_once", [True, False])
-def test_two_blocks_of_one_chain_with_the_same_key_are_distinguished(at_once: bool) -> None:
-    pool = BlockPool(8, SIZE)
-    request, again = chain(A + B + C), chain(A + B + C + MORE)
-    for one in (request, again):
-        one.keys[1] = one.keys[0]
-    blocks = admit(pool, request)
-    for stop in [3] if at_once else [1, 2, 3]:
-        pool.store(request, blocks, stop)
-    assert (request.named, pool.named) == (1, 1)
-    assert pool.match(again).blocks == blocks[:1]
-    pool.check()
-
-
 # ---- copies
 
 
@@ -433,17 +418,6 @@ def test_reset_announces_that_all_is_cleared_at_once_also_when_idle_and_empty(pr
     pool.check()
 
 
-def test_reset_is_refused_while_a_block_is_in_use() -> None:
-    pool = BlockPool(4, SIZE)
-    serve(pool, chain(A + B))
-    held = admit(pool, chain(C))
-    pool.take_events()
-    assert not pool.reset()
-    assert (pool.take_events(), pool.named) == ([], 2)
-    pool.release(held)
-    assert pool.reset()
-
-
 def test_without_caching_nothing_is_named_or_announced() -> None:
     pool = BlockPool(4, SIZE, caching=False)
     serve(pool, chain(A + B))
@@ -468,29 +442,6 @@ def test_snapshot_counts_blocks_by_state_and_what_happened() -> None:
     pool.count_lookup(len(forgery), pool.match(forgery), again=False)
     found = pool.snapshot()
     assert (found.collisions_refused, found.query_tokens, found.hit_tokens) == (1, len(forgery), 0)
-
-
-# ---- one block at a time, and many at once
-
-
-@pytest.mark.parametrize("texts", [[A + B + C], [A + B + C, A + B + D], [A + B, A + B + C + D, D]])
-def test_naming_one_by_one_and_all_at_once_end_in_the_same_state(texts: list[list[int]]) -> None:
-    def named(stops: Callable[[Chain], list[int]]) -> tuple[list[int], list[int], set[int], PoolSnapshot]:
-        pool = BlockPool(16, SIZE)
-        chains = [chain(text) for text in texts]
-        held = [admit(pool, one) for one in chains]
-        for one, blocks in zip(chains, held, strict=True):
-            for stop in stops(one):
-                pool.store(one, blocks, stop)
-        for blocks in held:
-            pool.release(blocks)
-        pool.check()
-        matches = [block for text in texts for block in pool.match(chain(text + MORE)).blocks]
-        return matches, list(pool.free_queue()), pool.resident(), pool.snapshot()
-
-    one_by_one = named(lambda one: list(range(1, len(one.keys) + 1)))
-    assert one_by_one == named(lambda one: [len(one.keys)])
-    assert one_by_one == named(lambda one: [1, len(one.keys)])
 
 
 # ---- check() sees what is wrong
@@ -535,27 +486,11 @@ def part(pool: BlockPool, tokens: list[int], **extra: Any) -> PartialBlock:
     return pool.part(request, pool.match(request))
 
 
-def test_a_block_with_an_equal_beginning_is_found_up_to_its_difference() -> None:
-    pool = parts()
-    [_, second, _] = serve(pool, chain([*A, 1, 2, 3, 4, *MORE]))
-    assert part(pool, [*A, 1, 2, 7, 8, *MORE]) == PartialBlock(second, 2, adoptable=False)
-    assert part(pool, [*A, 7, 2, 3, 4, *MORE]) == NO_PART
-    assert part(pool, [1, 2, 3, 4, *MORE]).tokens == 1  # of the first block, which is as far as the texts agree
-
-
 def test_the_longest_run_is_found_among_all_with_the_prefix() -> None:
     pool = parts(32)
     for tokens in ([1, 2, 7, 7], [1, 2, 3, 7], [1, 7, 7, 7], [2, 2, 3, 4]):
         serve(pool, chain(A + tokens))
     assert part(pool, [*A, 1, 2, 3, 4, *MORE]).tokens == 3
-
-
-def test_of_a_block_that_is_cached_as_a_whole_all_but_the_last_token_is_found() -> None:
-    pool = parts()
-    blocks = serve(pool, chain(A + B))
-    assert part(pool, A + B) == PartialBlock(blocks[1], SIZE - 1, adoptable=False)
-    assert part(pool, A + B + MORE) == NO_PART
-    assert part(pool, [*A, 2]) == NO_PART  # its only token
 
 
 def test_the_end_of_a_text_is_found_though_it_fills_no_block() -> None:
@@ -588,21 +523,6 @@ def test_a_tail_that_another_block_holds_is_not_kept_twice() -> None:
     longer = serve(pool, chain([*A, 1, 2, 3]))
     assert pool.findable_tokens(longer[1]) == 3
     assert pool.findable_tokens(serve(pool, chain([*A, 1]))[1]) == 0
-
-
-def test_a_tail_that_is_filled_becomes_a_block_like_any_other() -> None:
-    pool = parts()
-    request = chain([*A, 1, 2])
-    blocks = admit(pool, request)
-    pool.store(request, blocks, 1)
-    pool.keep_tail(request, blocks, 6)
-    for token in (3, 4):
-        request.append(token)
-    pool.store(request, blocks, 2)
-    pool.check()
-    assert hits(pool, [*A, 1, 2, 3, 4, *MORE]) == 2
-    assert part(pool, [*A, 1, 2, 3, 7, *MORE]).tokens == 3
-    assert len(pool.take_events()) == 2
 
 
 @pytest.mark.parametrize("extra", [{"cache_salt": "x"}, {"lora_name": "x"}, {"extras": {0: [("cat", 0)]}}])
