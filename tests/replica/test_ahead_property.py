@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
-from replica.cache.block_pool import BlockPool
 from replica.engine.engine import Engine
 from replica.engine.scheduler import Scheduler
 from replica.runners.request import Request
@@ -22,12 +21,7 @@ from tests.replica.engine.test_scheduler_property import (
     EOS,
     MODEL_LEN,
     SAME,
-    Blind,
-    Hasty,
-    Leaking,
-    Sharing,
     StrictRunner,
-    Undying,
     World,
     prompts,
 )
@@ -157,13 +151,6 @@ def quick(careless: type[AheadWorld]) -> None:
         max_examples=400, phases=(Phase.generate,), database=None, report_multiple_bugs=False, derandomize=True
     )
     run_machine(careless, settings=few)
-
-
-@pytest.mark.grid
-@pytest.mark.parametrize("broken", [Leaking, Blind, Hasty, Undying, Sharing])
-def test_the_property_fails_for_an_engine_with_a_broken_pool(broken: type[BlockPool]) -> None:
-    with pytest.raises(AssertionError):
-        quick(type("CarelessWorld", (AheadWorld,), {"pool_type": broken}))
 
 
 def never_needs_results(_: Request) -> bool:
