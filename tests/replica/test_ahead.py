@@ -11,7 +11,7 @@ from replica.messages import Output, Sampling
 from replica.runners.request import Request
 from replica.runners.sampling import sample
 from tests.replica.ahead import AheadRunner, ahead_engine
-from tests.replica.engines import SIZE, chain, drain, engine, generate, step, submit
+from tests.replica.engines import SIZE, chain, engine, generate, step, submit
 
 PROMPT = list(range(100, 121))  # five blocks and a token
 
@@ -71,34 +71,6 @@ def test_a_stop_token_is_known_a_step_late_and_later_work_is_dropped() -> None:
     assert (one.steps, one.scheduler.generated_tokens) == (end + 1, end)
 
 
-def test_blocks_of_a_stopped_request_are_reused_during_its_last_step() -> None:
-    first, _ = generate(engine(), PROMPT, 1)
-    one, runner = ahead_engine(num_blocks=6)
-    submit(one, 1, PROMPT, 3, stop_token_ids=tuple(first))
-    step(one)
-    assert step(one)[0].finish_reason == "stop"
-    submit(one, 2, list(range(200, 220)), 4)  # takes them all; the runner's memory tells whether it can
-    assert drain(one)[2] == generate(engine(), list(range(200, 220)), 4)[0]
-    assert runner.batches[1:3] == [[(1, 21, 1)], [(2, 0, 20)]]
-
-
-# ---- cancel and reset
-
-
-@pytest.mark.parametrize("steps", [1, 2, 3, 6])
-def test_cancel_in_flight_gives_the_blocks_back_at_once(steps: int) -> None:
-    one, runner = ahead_engine(max_num_batched_tokens=8)
-    submit(one, 1, PROMPT, 20)
-    for _ in range(steps):
-        step(one)
-    assert one.cancel(1)
-    one.check()
-    assert one.pool.free == 64
-    assert one.busy
-    assert land(one) == []
-    assert not runner.flying
-
-
 # ---- when it lands first
 
 
@@ -108,14 +80,6 @@ def crowd(**changes: Any) -> tuple[Engine, AheadRunner]:
     for number in range(4):
         submit(one, number, [number] * 7, 9, seed=number)
     return one, runner
-
-
-def test_requests_in_flight_are_not_preempted() -> None:
-    one, runner = crowd()
-    together = drain(one)
-    assert one.scheduler.preemptions
-    assert runner.ahead_steps
-    assert together == {number: generate(engine(), [number] * 7, 9, seed=number)[0] for number in range(4)}
 
 
 def test_the_last_free_block_is_taken_ahead() -> None:

@@ -3,8 +3,7 @@
 import pytest
 
 from events.blocks import block_keys, pack_tokens, root_key
-from events.cache.resolver import Resolver
-from events.messages import AllBlocksCleared, BlockStored
+from events.messages import BlockStored
 from replica.config import SimulatedConfig
 from replica.messages import Refused, Sampling, Submit
 from tests.replica.engines import MODEL, SIZE, RememberingRunner, drain, engine, generate, step, submit
@@ -33,17 +32,6 @@ def test_a_hit_skips_prefill_and_not_decode() -> None:
     assert decode_again_s == pytest.approx(decode_s)
     assert answers[0] == answers[1]
     assert one.scheduler.generated_tokens == 10
-
-
-def test_cached_tokens_are_whole_blocks_and_a_part_and_never_the_last_token() -> None:
-    one = engine(runner=RememberingRunner)
-    assert generate(one, PROMPT)[1] == 0
-    assert generate(one, PROMPT)[1] == len(PROMPT) - 1
-    assert generate(one, PROMPT[: 5 * SIZE])[1] == 5 * SIZE - 1
-    assert generate(one, [*PROMPT[:10], 1, 2, 3])[1] == 10
-    assert generate(one, PROMPT[:SIZE])[1] == SIZE - 1
-    assert generate(one, PROMPT[:1])[1] == 0
-    assert one.stats().computed_prompt_tokens == 21 + 1 + 1 + 3 + 1 + 1
 
 
 def test_answers_are_cached_like_prompts_so_the_next_turn_of_a_conversation_hits() -> None:
@@ -110,49 +98,10 @@ def test_a_token_id_that_the_model_does_not_know_is_refused_with_the_id(prompt: 
     assert submit(one, 1, [5, 299]) is None
 
 
-# ---- resume
-
-
-@pytest.mark.parametrize("said", [0, 1, 3, 7, 11])
-@pytest.mark.parametrize("warm", [True, False])
-def test_a_request_resumed_elsewhere_continues_with_the_same_tokens(said: int, warm: bool) -> None:
-    whole, _ = generate(engine(), PROMPT, 12, seed=5)
-    other = engine(runner=RememberingRunner)
-    if warm:
-        generate(other, PROMPT, 2, seed=1)
-    rest, cached = generate(other, PROMPT, 12, output=whole[:said], seed=5)
-    assert rest == whole[said:]
-    assert cached == (min(len(PROMPT) + said - 1, len(PROMPT)) if warm else 0)
-
-
 # ---- cancel and reset
 
 
-def test_reset_forgets_the_cache_and_says_so_also_when_idle() -> None:
-    one = engine()
-    generate(one, PROMPT)
-    one.take_events()
-    assert one.reset()
-    assert one.take_events() == [AllBlocksCleared()]
-    assert one.reset()
-    assert one.take_events() == [AllBlocksCleared()]
-    assert generate(one, PROMPT)[1] == 0
-
-
 # ---- events
-
-
-def test_events_describe_the_cache_after_every_step() -> None:
-    one = engine(num_blocks=12)
-    resolver = Resolver(MODEL)
-    for number in range(8):
-        submit(one, number, [*PROMPT[: 4 * number + 2], number], 6)
-    while one.busy:
-        step(one)
-        resolver.apply(one.take_events())
-        assert resolver.keys() == one.pool.resident()
-    assert one.stats().kv_events > 0
-    assert one.pool.evictions > 0
 
 
 def test_events_carry_lora_and_salt_so_that_a_router_finds_the_same_keys() -> None:

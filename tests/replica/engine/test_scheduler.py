@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from kernels.spans import Copy
 from replica.cache.block_pool import BlockPool
 from replica.config import EngineConfig
-from replica.engine.scheduler import Batch, QueueFull, Scheduler, TooLong
-from replica.messages import Output, Sampling, TokenLogprobs
+from replica.engine.scheduler import Batch, Scheduler, TooLong
+from replica.messages import Output, Sampling
 from replica.runners.request import Request, Scheduled
 from replica.runners.runner import SampledToken
 from tests.replica.engines import SIZE, chain
@@ -63,12 +63,6 @@ def finish(of: Scheduler, limit: int = 1000) -> list[int]:
 
 
 # ---- one queue and a budget
-
-
-def test_prompt_longer_than_the_budget_is_computed_in_pieces() -> None:
-    one = scheduler()
-    submit(one, 1, 70)
-    assert [computed(one) for _ in range(4)] == [[(1, 32)], [(1, 32)], [(1, 6)], [(1, 1)]]
 
 
 def test_chunks_of_a_long_prompt_are_mixed_with_the_decodes_of_others() -> None:
@@ -168,20 +162,6 @@ def test_a_request_that_waits_for_blocks_is_not_overtaken_by_a_smaller_one() -> 
 # ---- refusals
 
 
-def test_a_full_queue_refuses_with_the_number() -> None:
-    one = scheduler(max_waiting=2, max_num_seqs=1)
-    for number in (1, 2, 3):  # one of them only waits for the next step
-        submit(one, number, 2)
-    with pytest.raises(QueueFull, match="3 requests wait already"):
-        submit(one, 4, 2)
-    step(one)
-    with pytest.raises(QueueFull, match="2 requests wait already"):
-        submit(one, 4, 2)
-    assert one.cancel(2)
-    submit(one, 4, 2)
-    one.check()
-
-
 def test_a_long_prompt_that_goes_first_does_not_stall_answers() -> None:
     one = scheduler(max_num_batched_tokens=8)
     answering = submit(one, 1, 4, max_tokens=9, priority=5.0)
@@ -214,13 +194,6 @@ def test_a_request_that_can_never_fit_is_refused_at_once_with_the_numbers() -> N
     assert finish(one) == [1]
 
 
-def test_max_tokens_beyond_the_models_length_do_not_make_a_request_too_long() -> None:
-    one = scheduler(num_blocks=4, max_model_len=16)
-    submit(one, 1, 10, max_tokens=10_000)
-    assert finish(one) == [1]
-    assert one.generated_tokens == 6
-
-
 @pytest.mark.parametrize("blocks", [4, 64])
 def test_resumed_output_beyond_its_own_limit_ends_or_is_refused_but_never_hangs(blocks: int) -> None:
     one = scheduler(num_blocks=blocks)
@@ -235,15 +208,6 @@ def test_resumed_output_beyond_its_own_limit_ends_or_is_refused_but_never_hangs(
 
 
 # ---- how it ends
-
-
-def test_output_ends_with_the_stop_token_and_says_so() -> None:
-    one = scheduler()
-    submit(one, 1, 2, stop_token_ids=(STOP,))
-    assert [output.finish_reason for output in step(one)[1]] == [None]
-    [output] = step(one, STOP)[1]
-    assert (output.token_ids, output.finish_reason) == ([STOP], "stop")
-    assert (one.pool.free, one.requests) == (64, {})
 
 
 def test_a_stop_token_before_min_tokens_is_output_like_any_other() -> None:
@@ -275,19 +239,6 @@ def test_a_wait_for_a_shared_prefix_delays_no_other_request() -> None:
     submit(one, 3, 5)
     assert computed(one) == [(1, 21), (3, 5)]
     assert computed(one) == [(1, 1), (3, 1), (2, 1)]
-
-
-def test_the_second_does_not_hang_when_the_first_is_cancelled_while_it_is_waited_for() -> None:
-    one = scheduler()
-    shared = list(range(20))
-    submit(one, 1, shared)
-    submit(one, 2, shared)
-    batch = one.schedule()
-    assert [scheduled.request.id for scheduled in batch] == [1]
-    one.commit(batch, drawn(batch))
-    one.cancel(1)
-    assert finish(one) == [2]
-    assert one.pool.free == 64
 
 
 def test_without_caching_no_request_waits_for_a_shared_prefix() -> None:
@@ -415,28 +366,6 @@ def test_a_prompt_whose_log_probabilities_are_wanted_is_computed_as_a_whole_and_
     assert submit(one, 4, tokens, max_tokens=1).uncached_tokens == 2
 
 
-def test_log_probabilities_of_the_prompt_come_with_the_first_output_only() -> None:
-    one = partial_scheduler(max_num_batched_tokens=8)
-    request = submit(one, 1, 10, prompt_logprobs=0)
-    plain = submit(one, 2, 3)
-    found = [TokenLogprobs(-1.0, [])]
-    request.prompt_logprobs = found
-    outputs = [output for _ in range(3) for output in step(one)[1]]
-    assert [output.prompt_logprobs for output in outputs if output.id == request.id] == [found, None]
-    assert {output.prompt_logprobs for output in outputs if output.id == plain.id} == {None}
-
-
-def test_a_preemption_before_the_first_token_forgets_the_log_probabilities_so_far() -> None:
-    one = partial_scheduler(num_blocks=8, max_num_batched_tokens=8)
-    submit(one, 1, 7, max_tokens=20)
-    request = submit(one, 2, 22, prompt_logprobs=0, priority=1.0)
-    while not one.preemptions:
-        if request.blocks:
-            request.prompt_logprobs = [TokenLogprobs(-1.0, [])]
-        step(one)
-    assert request.prompt_logprobs == []
-
-
 # ---- preemption
 
 
@@ -478,21 +407,6 @@ def test_no_request_is_admitted_in_a_step_that_preempted_another() -> None:
     assert computed(one) == [(1, 1)]  # although there is a place again, and a block
     assert (one.preemptions, one.pool.free) == (1, 1)
     assert computed(one) == [(1, 1), (3, 1)]
-
-
-# ---- cancel
-
-
-@pytest.mark.parametrize("steps", [1, 2, 5])
-def test_cancel_of_a_running_request_gives_its_blocks_back_at_once(steps: int) -> None:
-    one = scheduler()
-    submit(one, 1, 40, max_tokens=100)
-    for _ in range(steps):
-        step(one)
-    assert one.pool.free < 64
-    assert one.cancel(1)
-    one.check()
-    assert (one.pool.free, one.requests, one.schedule()) == (64, {}, [])
 
 
 # ---- what it says
