@@ -117,9 +117,8 @@ class ChatForm(Form):
         self._parsers: list[AnswerParser | None] = [part.parser for part in work.parts]
         self._called: set[int] = set()  # choices
         assert isinstance(work.request, ChatRequest)
-        self._calls_end = (
-            named_function(work.request) is None
-        )  # OpenAI's: a call that the client asked for is no reason
+        # OpenAI's rule: a call that the client asked for is no reason to end.
+        self._calls_end = named_function(work.request) is None
 
     def parsed(self, choice: Choice, delta: Delta) -> Parsed:
         parser = self._parsers[choice.index]
@@ -164,9 +163,8 @@ class StreamedForm(Form):
         return None if self.request.include_usage else UNSET
 
     def end(self) -> bytes:
-        return (
-            responses.event(responses.encode(self.answer([], self.usage()))) if self.request.include_usage else b""
-        ) + responses.DONE
+        used = responses.event(responses.encode(self.answer([], self.usage()))) if self.request.include_usage else b""
+        return used + responses.DONE
 
 
 class StreamedCompletion(StreamedForm):
@@ -198,7 +196,12 @@ class StreamedChat(ChatForm, StreamedForm):
             self.parsed(part.choice, part.resumed)  # the client has it
 
     def show(self, choice: Choice, delta: Delta) -> bytes:
-        opening = self._opening(choice.index) if self.is_first(choice) else b""
+        opening = b""
+        if self.is_first(choice):
+            role = responses.ChatChunkChoice(index=choice.index, delta=responses.Delta(role="assistant", content=""))
+            chunk = self.answer([role], self.usage_so_far())
+            chunk.prompt_token_ids = self.prompt_token_ids(choice.index)
+            opening = responses.event(responses.encode(chunk))
         said = self.parsed(choice, delta)
         if self.is_silent(any(said), delta):
             return opening
@@ -211,12 +214,6 @@ class StreamedChat(ChatForm, StreamedForm):
             token_ids=self.token_ids(delta),
         )
         return opening + responses.event(responses.encode(self.answer([shown], self.usage_so_far())))
-
-    def _opening(self, index: int) -> bytes:
-        role = responses.ChatChunkChoice(index=index, delta=responses.Delta(role="assistant", content=""))
-        chunk = self.answer([role], self.usage_so_far())
-        chunk.prompt_token_ids = self.prompt_token_ids(index)
-        return responses.event(responses.encode(chunk))
 
 
 class WholeForm(Form):
@@ -356,6 +353,5 @@ def echo_of(form: Form, index: int) -> str:
 
 
 def finish_reason(delta: Delta) -> responses.FinishReason:
-    return cast(
-        responses.FinishReason, delta.finish_reason
-    )  # a client that is gone is told nothing: there is no "abort" here
+    """There is no "abort" here: a client that is gone is told nothing."""
+    return cast(responses.FinishReason, delta.finish_reason)

@@ -91,10 +91,7 @@ class GenerationResponse(Response):
         self._metrics.choices.observe(self._work.request.n)
         if self._work.request.stream or self._framed:
             await self._stream(outputs, send)
-        else:
-            await self._send_whole(send)
-
-    async def _send_whole(self, send: Send) -> None:
+            return
         body = await self._end()
         headers = [
             (b"content-type", JSON_TYPE.encode()),
@@ -106,7 +103,16 @@ class GenerationResponse(Response):
 
     async def _stream(self, outputs: list[Output], send: Send) -> None:
         payload = self._take_all(outputs)
-        await send({"type": "http.response.start", "status": 200, "headers": self._stream_headers()})
+        content_type = SSE_TYPE if self._work.request.stream else JSON_TYPE
+        headers = [
+            (b"content-type", (FRAMES_TYPE if self._framed else content_type).encode()),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),  # nginx would collect the events
+            (CACHED_TOKENS_HEADER.encode(), b"%d" % self._form.cached_tokens_of_first()),
+        ]
+        if self._framed:
+            headers.append((CONTENT_TYPE_HEADER.encode(), content_type.encode()))
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
             while not self._output_stream.complete:
                 if payload:
@@ -141,7 +147,9 @@ class GenerationResponse(Response):
             self._metrics.choice_begun(len(running.submit.prompt) // 4, running.submit.sampling.max_tokens)
             running.first_s = now_s
             self._form.begin(choice, output.cached_tokens)
-            figures = self._figures(running, output.cached_tokens)
+            if self._work.tells_use:  # the router wants to know the price of the prompt, which is found cached once
+                cached = 0 if choice.index % self._work.request.candidates else output.cached_tokens
+                figures = encode_use(len(running.submit.prompt) // 4 - output.cached_tokens, cached)
             if running.submit.sampling.prompt_logprobs is not None:
                 self._form.tell_prompt(choice, output.prompt_logprobs or ())
         running.last_s = now_s
@@ -160,29 +168,10 @@ class GenerationResponse(Response):
         payload = self._form.add(choice, delta)
         return figures + encode_frame(choice.index, delta.token_ids, payload) if self._framed else payload
 
-    def _figures(self, running: RunningChoice, cached_tokens: int) -> bytes:
-        """The frame that says what the choice's prompt has cost, if the router asks; a prompt is found cached once."""
-        if not self._work.tells_use:
-            return b""
-        is_first = running.choice.index % self._work.request.candidates == 0
-        return encode_use(len(running.submit.prompt) // 4 - cached_tokens, cached_tokens if is_first else 0)
-
     async def _end(self) -> bytes:
         for _ in self._form.prepare():
             await asyncio.sleep(0)
         return self._form.end()
-
-    def _stream_headers(self) -> list[tuple[bytes, bytes]]:
-        content_type = SSE_TYPE if self._work.request.stream else JSON_TYPE
-        headers = [
-            (b"content-type", (FRAMES_TYPE if self._framed else content_type).encode()),
-            (b"cache-control", b"no-cache"),
-            (b"x-accel-buffering", b"no"),  # nginx would collect the events
-            (CACHED_TOKENS_HEADER.encode(), b"%d" % self._form.cached_tokens_of_first()),
-        ]
-        if self._framed:
-            headers.append((CONTENT_TYPE_HEADER.encode(), content_type.encode()))
-        return headers
 
     def _api_error(self, failure: EngineDied | EngineRefused | NoRoom) -> ApiError:
         if isinstance(failure, EngineDied):

@@ -148,8 +148,12 @@ class Reader:
             check_body(body, max_model_len, chat=api.is_chat)
         request, original = api.read(body, complete)
         self.check_model(request.model)
-        if isinstance(request, ChatRequest) and request.tools:
-            self._tell_of_tools()
+        if isinstance(request, ChatRequest) and request.tools and not self._told_of_tools:
+            self._told_of_tools = True
+            log.warning(
+                "a client sends tools, but the chat template does not tell how the model calls them: calls come as "
+                "text; name their format with --tool-call-parser"
+            )
         if native.prompts:
             request.prompt_token_ids = _routed_prompts(request, native, max_model_len)
         self.prompts.check_resumed(list(map(unpack_ids, native.resume_token_ids)))
@@ -160,14 +164,6 @@ class Reader:
         else:
             prompts = self.prompts.completion(request, max_model_len)
         return ParsedRequest(request, native, prompts, api, original, self.adapter(request.model))
-
-    def _tell_of_tools(self) -> None:
-        if not self._told_of_tools:
-            self._told_of_tools = True
-            log.warning(
-                "a client sends tools, but the chat template does not tell how the model calls them: calls come as "
-                "text; name their format with --tool-call-parser"
-            )
 
 
 def _check_size(size: int, limit: int) -> None:

@@ -114,7 +114,7 @@ def plan(
     """Return what to submit; raise ApiError if the request does not fit the model."""
     served.sampling.complete(request)
     api = api or (CHAT if isinstance(request, ChatRequest) else COMPLETIONS)
-    resumed = _resumed(request, native, _count_choices(request, prompts))
+    resumed = _resumed(request, native, prompts)
     asked = constraint_of(request)
     if asked is not None:
         check_constrainable(served.tokenizer, served.eos_token_ids, asked.param)
@@ -191,16 +191,13 @@ def _parser(
     return answer_parser(request, served.formats, answer_id, index, prompt_end=end, constrained=constrained)
 
 
-def _count_choices(request: InnerRequest, prompts: Sequence[Sequence[int]]) -> int:
+def _resumed(request: InnerRequest, native: Native, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The tokens that each choice continues; ApiError if there are too many choices."""
     choices = len(prompts) * request.candidates
     if choices > MAX_CHOICES:
         each = f"n={request.n}" if request.candidates == request.n else f"best_of={request.best_of}"
         what = f"{len(prompts)} prompts with {each} are {choices} choices"
         raise invalid(f"{what}; ask for at most {MAX_CHOICES} at once", "n")
-    return choices
-
-
-def _resumed(request: InnerRequest, native: Native, choices: int) -> list[list[int]]:
     resumed = list(map(unpack_ids, native.resume_token_ids))
     if not resumed:
         return [[]] * choices
