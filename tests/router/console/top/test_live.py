@@ -79,18 +79,15 @@ async def test_a_killed_replica_is_down_and_its_restart_is_news(running: RouterP
 # ---- a terminal
 
 
-@pytest.mark.parametrize("way", ["q", "ctrl+c", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("way", ["q", "SIGTERM"])
 def test_the_terminal_is_left_as_it_was_found(running: RouterProcess, way: str) -> None:
     with terminal("top", running.url, "--interval", "0.2") as screen:
         screen.read_until(b"2 exact")
         screen.read_until(b"? help")
-        match way:
-            case "q":
-                screen.type(b"q")
-            case "ctrl+c":
-                screen.type(b"\x03")
-            case _:
-                screen.process.send_signal(getattr(signal, way))
+        if way == "q":
+            screen.type(b"q")
+        else:
+            screen.process.send_signal(getattr(signal, way))
         assert screen.end() == 0
         assert screen.written.rindex(b"\x1b[?1049l") > screen.written.rindex(b"\x1b[?1049h")  # the other screen
         assert screen.written.rindex(b"\x1b[?25h") > screen.written.rindex(b"\x1b[?25l")  # the cursor
