@@ -83,7 +83,10 @@ class World:
         drawn = CROWDED_ROUTERS if self._is_crowded else ROUTERS
         names = ["router", *(f"router{number}" for number in range(2, max(routers, chance.choice(drawn)) + 1))]
         self.routers = {host: Routed(host) for host in map(self.network.host, names)}
-        kinds, names = chance.choice(KINDS), [f"r{number}" for number in range(chance.randrange(2, 6))]
+        # In a crowd, some of few replicas are ours: any other goes on with their answers.
+        ours = [kinds for kinds in KINDS if not issubclass(kinds[0], VllmReplica)]
+        kinds, most = (chance.choice(ours), 3) if self._is_crowded else (chance.choice(KINDS), 5)
+        names = [f"r{number}" for number in range(chance.randrange(2, most + 1))]
         self.replicas = [chance.choice(kinds)(self.network, name, chance, self.say) for name in names]
         self._folder = tempfile.TemporaryDirectory()
         folder = Path(self._folder.name)
@@ -218,7 +221,7 @@ class World:
             health_interval_s=chance.choice((0.5, 2.0)),
             policy=chance.choice(("cost", "cost", "round-robin", "least-loaded")),
             replica_limit=1 if self._is_crowded else chance.choice((2, 8, 512)),
-            queue_size=chance.choice((1, 2, 2) if self._is_crowded else (2, 1024, 1024)),
+            queue_size=chance.choice((1, 1, 2) if self._is_crowded else (2, 1024, 1024)),
             queue_timeout_s=QUEUE_TIMEOUT_S,
             first_token_timeout_s=FIRST_TOKEN_TIMEOUT_S,
             idle_timeout_s=10.0 if any(isinstance(replica, VllmReplica) for replica in self.replicas) else 120.0,
