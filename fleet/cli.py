@@ -9,20 +9,36 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
 from typing import NoReturn
 
 import click
 from click.shell_completion import get_completion_class
 
-from fleet import shadow
 from fleet.output import mute_stdout
+
+PACKAGES = ("events", "api", "engines", "kernels", "replica", "router", "fleet", "lab")
+OUR_ROOT = Path(__file__).resolve().parent.parent
+
+
+def hidden() -> list[str]:
+    """Return an error for each of our packages, which have general names, that Python would import from elsewhere."""
+    found = {name: spec.origin for name in PACKAGES if (spec := find_spec(name)) is not None}
+    return [
+        f"Error: warmroute's {name} is hidden by {origin}. Install warmroute in an environment of its own: "
+        "python -m venv warmroute-env"
+        for name, origin in found.items()
+        if origin is not None and not Path(origin).resolve().is_relative_to(OUR_ROOT)
+    ]
+
 
 try:
     from events.lazy import LazyGroup
 except ImportError:
-    if not (hidden := shadow.hidden()):
+    if not hidden():
         raise
-    sys.exit("\n".join(hidden))
+    sys.exit("\n".join(hidden()))
 
 COMMANDS = {
     "analyze": ("lab.commands.analyze:analyze", "Analyze how much prompts share, and what breaks sharing."),
@@ -109,10 +125,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             stream.reconfigure(errors="backslashreplace")
     try:
         # A message would land in the line being typed.
-        hidden = [] if COMPLETE_VAR in os.environ else shadow.hidden()
-        for line in hidden:
+        errors = [] if COMPLETE_VAR in os.environ else hidden()
+        for line in errors:
             complain(line)
-        status = 1 if hidden else run(arguments)
+        status = 1 if errors else run(arguments)
         sys.stdout.flush()
     except (KeyboardInterrupt, click.Abort):
         status = INTERRUPTED

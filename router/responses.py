@@ -67,7 +67,7 @@ class Served(Struct, frozen=True):
 
 
 class Recent(Struct, frozen=True):
-    """What a replica has done in the last 5 to 10 seconds, for all workers; None: there was nothing to divide."""
+    """A replica's work of the last 5 to 10 seconds, by all workers; None: there was nothing to divide."""
 
     requests_per_s: float = 0.0
     errors_per_s: float = 0.0

@@ -10,8 +10,8 @@ import click
 from fleet.commands.client import CONTROLLER, Poller
 from fleet.commands.options import fleet_options, locate
 from fleet.commands.words import changes
+from fleet.control.record import View
 from fleet.display import Display
-from fleet.view import View
 from router.console.asking import Unreachable
 from router.console.formatting import count
 

@@ -11,8 +11,8 @@ import click
 from msgspec import Struct
 
 from fleet.commands.addresses.local_fleets import Where, listed, running_fleets
+from fleet.control.record import ModelView, View
 from fleet.plan import FleetPlan
-from fleet.view import ModelView, View
 from router.console.asking import Client, Server, Unreachable
 
 T = TypeVar("T")

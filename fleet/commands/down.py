@@ -11,8 +11,8 @@ from fleet.commands.addresses import local_fleets
 from fleet.commands.client import FleetClient
 from fleet.commands.options import fleet_argument
 from fleet.commands.words import changes
+from fleet.control.record import View
 from fleet.display import Display
-from fleet.view import View
 from router.console.asking import Refused, Unreachable
 
 LOOK_S = 0.25

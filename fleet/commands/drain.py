@@ -8,7 +8,7 @@ import click
 from api.process.settings import TEXT, FiniteRange
 from fleet.commands.client import FleetClient
 from fleet.commands.options import fleet_options, locate
-from fleet.view import ReplicaView
+from fleet.control.record import ReplicaView
 from router.console.asking import Refused
 from router.console.formatting import count
 

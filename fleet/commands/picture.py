@@ -9,7 +9,7 @@ from rich.text import Text
 
 from events.tool.words import printable
 from fleet.commands.words import age_of, happened
-from fleet.view import ModelView, ReplicaView, View
+from fleet.control.record import ModelView, ReplicaView, View
 from router.console.formatting import Column, duration, short, table_of
 
 STYLES = {

@@ -12,8 +12,8 @@ from fleet.commands.client import Poller
 from fleet.commands.options import fleet_argument, locate
 from fleet.commands.picture import Picture
 from fleet.commands.words import age_of
+from fleet.control.record import View
 from fleet.display import has_cursor
-from fleet.view import View
 from router.console.asking import Client
 from router.responses import ReplicaList
 

@@ -1,6 +1,6 @@
 """A fleet's figures and states in words."""
 
-from fleet.view import ReplicaView, View
+from fleet.control.record import ReplicaView, View
 from router.console.formatting import count
 
 SOONEST_S = 0.1  # a start that takes less is none to speak of

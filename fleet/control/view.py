@@ -10,8 +10,8 @@ import msgspec
 from api.http.prometheus import labels, metric
 from fleet.control.controller import Controller
 from fleet.control.reconcile import Replica
+from fleet.control.record import ModelView, ReplicaView, View
 from fleet.host.report import Said
-from fleet.view import ModelView, ReplicaView, View
 
 OF_LOGS = ("last_words", "notes")  # they may say anything
 

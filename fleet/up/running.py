@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from fleet.commands.client import FleetClient
+from fleet.control.record import View
 from fleet.on_ray.orders import Launched
 from fleet.plan import FleetPlan
 from fleet.tasks import first
@@ -17,7 +18,6 @@ from fleet.up.launching import Launcher
 from fleet.up.planning import drain_timeout_s
 from fleet.up.telling import Telling
 from fleet.up.watching import CannotStart, Watcher
-from fleet.view import View
 from router.config import RouterConfig
 from router.console.asking import Refused, Unreachable
 from router.process.front import Front

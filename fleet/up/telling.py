@@ -13,12 +13,12 @@ from pathlib import Path
 
 from fleet.commands.addresses.local_fleets import LocalFleet, process_started, record_fleet, remove_record
 from fleet.control.reconcile import first_count
+from fleet.control.record import View
 from fleet.display import Display
 from fleet.on_ray.orders import Launched
 from fleet.output import say
 from fleet.plan import FleetPlan
 from fleet.up.planning import FLEET_KEY, KEY, Settings
-from fleet.view import View
 from replica.model.locate import DEMO, SMOLLM2
 
 EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # listened at, but asked at one

@@ -8,7 +8,7 @@ import click
 
 from fleet.commands.client import FleetClient
 from fleet.commands.words import changes
-from fleet.view import View
+from fleet.control.record import View
 
 STARTING_LOOK_S = 0.1
 LOOK_S = 1.0

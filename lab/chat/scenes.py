@@ -22,9 +22,9 @@ from api.process.lifeline import die_with_parent, module
 from events.tool.words import printable
 from fleet.commands.addresses.local_fleets import LocalFleet, recorded_fleets
 from fleet.commands.client import FleetClient
+from fleet.control.record import ReplicaView
 from fleet.display import has_cursor
 from fleet.host.child import LAST_LINES, Log
-from fleet.view import ReplicaView
 from lab.chat.answers import Answer, Page, Place, answered, rest
 from lab.chat.conversation import TOO_LONG
 from router.console.asking import Client

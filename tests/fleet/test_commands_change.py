@@ -21,7 +21,7 @@ from fleet.commands.change import restart, scale
 from fleet.commands.client import CONTROLLER, FleetClient, Poller
 from fleet.commands.drain import drain
 from fleet.commands.words import changes
-from fleet.view import View
+from fleet.control.record import View
 from router.console.asking import Unreachable
 from tests.fleet.scripted import Script, calm, machine_without_fleets, model, refusal, replica, run, serving, view
 

@@ -21,7 +21,7 @@ from fleet.commands.addresses.local_fleets import LocalFleet, process_started, r
 from fleet.commands.picture import Picture
 from fleet.commands.status import status
 from fleet.commands.words import age_of
-from fleet.view import View
+from fleet.control.record import View
 from tests.events.processes import wait_until
 from tests.fleet.scripted import Script, calm, machine_without_fleets, model, refusal, replica, run, serving, view
 

@@ -1,8 +1,8 @@
 """A lost fleet that is started again: the pauses, and the replicas."""
 
+from fleet.control.record import ModelView, View
 from fleet.plan import FleetPlan, ModelPlan
 from fleet.up.running import pause_s, plan_now
-from fleet.view import ModelView, View
 
 
 def test_the_first_try_is_at_once_and_each_later_one_waits_twice_as_long_up_to_a_bound() -> None:

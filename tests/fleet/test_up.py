@@ -22,11 +22,11 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from fleet.control.record import ModelView, ReplicaView, View
 from fleet.plan import Engine, FleetPlan, ModelPlan
 from fleet.up.command import up as up_command
 from fleet.up.starting import bind
 from fleet.up.telling import QUESTION, announcement, remarks_on
-from fleet.view import ModelView, ReplicaView, View
 from tests.events.processes import wait_until
 from tests.processes import of_process
 

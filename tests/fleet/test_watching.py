@@ -7,8 +7,8 @@ from typing import Any
 import click
 import pytest
 
+from fleet.control.record import ModelView, ReplicaView, View
 from fleet.up.watching import Watcher
-from fleet.view import ModelView, ReplicaView, View
 
 
 def ready(starts: int = 1, last_words: tuple[str, ...] = ()) -> View:

@@ -47,7 +47,7 @@ def tail_share(replica: ReplicaFigures) -> float:
 
 
 def misses(replica: ReplicaFigures, figures: Figures) -> Iterator[Diagnosis]:
-    """Why there are few hits. One cause, one finding: the first that explains the figures."""
+    """Explain few hits by one finding: the first cause that its figures show."""
     own, prompts, hits, resent = replica.says, replica.prompts, replica.hit_share, replica.resent_share
     has_few_hits = prompts >= ENOUGH_PROMPTS and hits is not None and hits < FEW_HITS
     evicted_per_s = (own.evicted_blocks or 0.0) / figures.window_s
@@ -126,7 +126,7 @@ def _low_hits(replica: ReplicaFigures, figures: Figures) -> Diagnosis:
 
 
 def pressure(replica: ReplicaFigures, _: Figures) -> Iterator[Diagnosis]:
-    """What its running requests, and the lengths of prompts, do to its cache."""
+    """Find what its running requests, and the lengths of prompts, do to its cache."""
     own, routed, prompts = replica.says, replica.routed, replica.prompts
     usage, preempted, tails = own.usage, own.preemptions or 0.0, tail_share(replica)
     was_empty = routed is not None and min(routed.busy, default=0.0) <= (own.running or 0.0)  # its queue, in between

@@ -20,7 +20,7 @@ SHAPE = "shape"  # the reason of prompts whose shape is not verified
 
 
 def knowledge(replica: ReplicaFigures, _: Figures) -> Iterator[Diagnosis]:
-    """Whether the router knows what the replica has cached; one cause, one finding."""
+    """Say by one finding why the router does not know what the replica has cached."""
     routed, told, off = replica.routed, replica.told, is_off(replica)
     missing = replica.says.sends_events is False if routed is None else told.available and not told.has_events
     if missing and not off:
@@ -69,7 +69,7 @@ def knowledge(replica: ReplicaFigures, _: Figures) -> Iterator[Diagnosis]:
 
 
 def _stream(told: RoutingFigures) -> Iterator[Diagnosis]:
-    """What is wrong with its event stream."""
+    """Find what is wrong with its event stream."""
     if told.lag_batches >= LAG_BATCHES:
         yield Diagnosis(
             "event-lag",
@@ -97,7 +97,7 @@ def _stream(told: RoutingFigures) -> Iterator[Diagnosis]:
 
 
 def prompts(figures: Figures) -> Iterator[Diagnosis]:
-    """Whether the router builds prompts as the replicas do."""
+    """Find prompts that the router does not build as the replicas do."""
     router = figures.router or RouterFigures()
     if router.differing:
         one, more = router.differing[0], len(router.differing) - 1

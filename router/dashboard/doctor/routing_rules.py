@@ -79,7 +79,7 @@ def availability(replica: ReplicaFigures, figures: Figures) -> Iterator[Diagnosi
 
 
 def together(figures: Figures) -> Iterator[Diagnosis]:
-    """What is wrong with the router, or its replicas side by side."""
+    """Find what is wrong with the router, or its replicas side by side."""
     routed = [one.routed for one in figures.replicas if one.routed is not None]
     if figures.router is not None and not routed:
         turn = "name some with --replica or --replicas-file"

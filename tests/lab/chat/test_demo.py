@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.view import ReplicaView
+from fleet.control.record import ReplicaView
 from lab.chat import scenes
 from lab.chat.scenes import kill
 from tests.events.processes import DEADLINE_S
