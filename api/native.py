@@ -22,7 +22,7 @@ from api.retention import Retained
 REQUEST_TYPE = "application/x-warmroute-request"
 FRAMES_TYPE = "application/x-warmroute-frames"
 CONTENT_TYPE_HEADER = "x-warmroute-content-type"  # the type of the bytes inside the frames
-PRIORITY_HEADER = "x-warmroute-priority"  # of a request that a gateway forwards, and that so has no envelope
+PRIORITY_HEADER = "x-warmroute-priority"  # replaces the envelope when a gateway forwards the request
 CACHED_TOKENS_HEADER = "x-warmroute-cached-tokens"  # the first choice's figure, on every answer, native or not
 
 USE_INDEX = 2**32 - 1  # no choice has it; it marks a frame of figures

@@ -29,7 +29,7 @@ class Feed:
         self._model_given = bool(view.resolver.naming.model)
         self._strange_after_s = -math.inf
         self._oversized_logged = False
-        self._strange = 0  # since the last line
+        self._strange = 0  # messages since the last line
         self._takers = {
             "events": self._event,
             "replay": self._replayed,

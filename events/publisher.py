@@ -46,7 +46,7 @@ class ReplayBuffer:
         self.kept_bytes = 0
         self._most_batches = most_batches
         self._most_bytes = most_bytes
-        self._batches: dict[int, tuple[int, zmq.Frame]] = {}  # by position: numbers have holes, positions do not
+        self._batches: dict[int, tuple[int, zmq.Frame]] = {}  # keyed by position: numbers have holes, positions do not
         self._first = self._end = 0
 
     def __len__(self) -> int:

@@ -78,7 +78,7 @@ def main(arguments: Sequence[str]) -> int:
                 assert isinstance(mover, ThreadedMover), "there is KV memory"
                 neighbours.listen(engine.pool, mover)
             publisher = None if config.events is None else stack.enter_context(Publisher(publisher_config(config)))
-        except (ValueError, OverflowError, MemoryError, OSError, zmq.ZMQError) as error:  # what a configuration can do
+        except (ValueError, OverflowError, MemoryError, OSError, zmq.ZMQError) as error:  # a wrong setting
             print(f"Error: the engine cannot start: {error or 'out of memory'}", file=sys.stderr)
             return 1
         loop = Loop(engine, publisher, socket, parent_pid, neighbours)

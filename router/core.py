@@ -48,7 +48,7 @@ THREADS = 2
 QUIET_S = 0.3  # after this long without a byte a request may leave a silent replica
 RESYNC_PAUSE_S = 60.0  # many resyncs would not help where one does not
 HELD_BYTES = 256 * 1024 * 1024  # the limit for buffered answers: unstreamed ones, and long frames
-WAITING_BODIES = 4  # as many bodies of the largest size may wait for the threads
+WAITING_BODIES = 4  # bodies of the largest size that may wait for the threads
 
 
 class Router:

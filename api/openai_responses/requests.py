@@ -90,7 +90,7 @@ class ResponsesRequest(Struct, kw_only=True):
     input: str | Annotated[list[Item], Meta(min_length=1, max_length=MAX_MESSAGES)]
     instructions: str | None = None
     previous_response_id: Annotated[str, Meta(max_length=256)] | None = None
-    request_id: Annotated[str, Meta(pattern=RESPONSE_ID)] | None = None  # of the response, as vLLM and SGLang take it
+    request_id: Annotated[str, Meta(pattern=RESPONSE_ID)] | None = None  # the response's id, as vLLM and SGLang take it
     store: Nullable[bool] = True
     stream: Nullable[bool] = False
     max_output_tokens: Count | None = None

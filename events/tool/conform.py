@@ -48,7 +48,7 @@ def conform(target: str, stream: StreamOptions, for_s: float | None, as_json: bo
       warmroute events conform tcp://10.0.0.7:5557 --for 300 --json > grades.jsonl
       warmroute events conform incident.wre
     """
-    logging.getLogger("events").addHandler(logging.NullHandler())  # what is wrong with the stream is graded
+    logging.getLogger("events").addHandler(logging.NullHandler())  # the report grades what is wrong with the stream
     output = Output(as_json)
     opened = open_target(target, stream)
     failed = False

@@ -224,7 +224,7 @@ class Player:
 
     def play(self) -> None:
         """Publish everything from the start on; earlier batches are for the replay socket only."""
-        began: tuple[float, float] | None = None  # by the recorder's clock, and by ours
+        began: tuple[float, float] | None = None  # the recorder's clock, and ours
         for position, record in enumerate(self._recording.records(self._source)):
             live, incarnation = position >= (self._first or 0), self._sent_by[position]
             if live and self._speed is not None:

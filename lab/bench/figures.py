@@ -68,7 +68,7 @@ def figures(runs: Sequence[Sequence[Outcome]]) -> Figures:
     input_tokens = sum(told) if told else None
     output_tokens = sum(outcome.output_tokens or 0 for outcome in answered)
     cached = [outcome.cached_tokens for outcome in answered if outcome.cached_tokens is not None]
-    by_replica: dict[str, list[Outcome]] = defaultdict(list)  # that a router names
+    by_replica: dict[str, list[Outcome]] = defaultdict(list)  # keyed by the name that a router gives
     for outcome in answered:
         if outcome.replica is not None:
             by_replica[outcome.replica].append(outcome)

@@ -74,7 +74,7 @@ class OverheadMeter:
         )
 
 
-REST_AFTER_ERROR_S = 0.1  # of a client in closed loop: an endpoint that is gone is not asked a thousand times a second
+REST_AFTER_ERROR_S = 0.1  # a client in closed loop does not ask a dead endpoint a thousand times a second
 
 
 class Limits(NamedTuple):

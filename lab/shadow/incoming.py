@@ -28,7 +28,7 @@ from router.log_lines import NO_BODY
 from router.members.upstream import Header
 
 STDIN = "-"
-MAX_S = 1e12  # since 1970
+MAX_S = 1e12  # seconds since 1970
 MAX_TOKENS = 10**9
 NO_BODIES = "without its body a request cannot be placed; write the log with --log-prompts"
 EXPECTED = 'write {"ts": seconds, "path": "/v1/chat/completions", "body": {...}}'

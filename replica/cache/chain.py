@@ -58,7 +58,7 @@ class Chain:
             own = lora_name, cache_salt, tuple(self.extras.get(0, ()))
             self.exact[0] = _encode((*own, lora_digest) if lora_digest else own)
         self.named = 0  # how many blocks from the start are named in the pool
-        self.identity: int | None = 0  # of the last of them (0: the root); None: no further block may be named
+        self.identity: int | None = 0  # the last block's (0: the root); None: no further block may be named
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -31,7 +31,7 @@ from replica.disk.record import (
 )
 from replica.messages import DiskCounters
 
-Move: TypeAlias = Callable[[int, memoryview, int], None]  # by descriptor, to or from an offset
+Move: TypeAlias = Callable[[int, memoryview, int], None]  # (descriptor, memory, offset)
 
 CLOSED = -1  # no descriptor: a late call fails, and never reaches a file that got the same number
 

@@ -86,7 +86,7 @@ def fetch_model(
                     except FetchFailed as error:
                         failures.append(str(error))
             raise FetchFailed("; ".join(failures))
-    except OSError as error:  # of the file system: the hub's are FetchFailed
+    except OSError as error:  # the file system's: the hub's are FetchFailed
         reason = error.strerror or str(error)
         where = f" ({error.filename})" if error.filename is not None else ""
         way_out = "name a folder that can be written to and has room"

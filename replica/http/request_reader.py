@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 INLINE_BYTES = 8192  # a longer body is read on a thread: its milliseconds are not taken from other clients' streams
 THREADS = 2
-WAITING_BODIES = 2  # as many bodies of the largest size may wait for the threads
+WAITING_BODIES = 2  # bodies of the largest size that may wait for the threads
 
 Read = TypeVar("Read")
 

@@ -100,7 +100,7 @@ def read_adapter(folder: Path, model: ModelConfig) -> AdapterFiles:
         tensors = load(weights)
     except MemoryError:
         raise
-    except Exception as error:  # of safetensors' own, or whatever types and shapes torch cannot have
+    except Exception as error:  # safetensors' own, or torch's about types and shapes
         raise ValueError(f"{weights_file} is not a whole safetensors file: {error}; get it again") from error
     return AdapterFiles(digest.hexdigest(), _paired(tensors, config, model, weights_file))
 

@@ -42,7 +42,7 @@ def write_weights(file: Path) -> None:
 # ---- what follows what
 
 
-COMMON_WORDS = 24  # what follows <|endoftext|>, and all tokens that demo.txt does not have
+COMMON_WORDS = 24  # the successors of <|endoftext|> and of tokens that demo.txt lacks
 TOKENIZER = Tokenizer.from_file(str(TEXTS / "tokenizer.json"))
 VOCABULARY = TOKENIZER.get_vocab()
 END_OF_TEXT, TURN_END = VOCABULARY["<|endoftext|>"], VOCABULARY["<|im_end|>"]

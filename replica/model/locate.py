@@ -31,7 +31,7 @@ def locate(model: str) -> Path | None:
         if not HUB_ID.fullmatch(model):
             return None
         from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of httpx or httpx2, by its version
+        from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # httpx's or httpx2's, by its version
 
         # The snapshot lies in the cache of the hub. HF_HOME, HF_HUB_OFFLINE, HF_ENDPOINT and HF_TOKEN count.
         try:

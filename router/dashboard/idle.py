@@ -16,7 +16,7 @@ RARE = 0.1  # a replica that is given no more than this part of an even share ge
 BY_COST = ("cost", "prefix")  # policies that look for the prompt's tokens
 
 
-CAUSES = ("warmer", "as good", "unable", "dearer")  # of a choice that went elsewhere; of equally common ones the first
+CAUSES = ("warmer", "as good", "unable", "dearer")  # causes of a choice that went elsewhere; the first wins a tie
 
 
 class PassedOver(Struct):

@@ -87,7 +87,7 @@ class Series:
     def __init__(self, names: tuple[str, ...], most: int) -> None:
         self.names = names
         self._at_s: deque[float] = deque(maxlen=most)
-        self._values: deque[bytes] = deque(maxlen=most)  # of each point: floats take an eighth of the room of objects
+        self._values: deque[bytes] = deque(maxlen=most)  # one float per point takes an eighth of an object's room
         self._packed = struct.Struct(f"{len(names)}f")
 
     def add(self, at_s: float, values: Sequence[float | None]) -> None:
@@ -172,7 +172,7 @@ class Sampling:
     def __post_init__(self) -> None:
         self.fleet = Series(FLEET_SERIES, FLEET_POINTS)
         self.taken = 0  # points since the start
-        self.saved_tokens, self.saved_s = 0, 0.0  # by caches until the newest point, also of replicas that have left
+        self.saved_tokens, self.saved_s = 0, 0.0  # saved by caches until the newest point, replicas that left included
         self._before_s = self._at_s = self.now_s()
         self.unserved_before = self._unserved = 0
         self._replicas: dict[str, Sampled] = {}

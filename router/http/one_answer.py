@@ -17,7 +17,7 @@ from router.workers.colleagues import ANSWER_S, CHANGE_S, REQUEST, Answer, Asked
 
 log = logging.getLogger(__name__)
 
-Merge: TypeAlias = Callable[[bytes, Mapping[int, bytes]], bytes]  # of a query's answers by worker, the own one first
+Merge: TypeAlias = Callable[[bytes, Mapping[int, bytes]], bytes]  # (query, answers by worker, its own first)
 
 
 _FAMILY = re.compile(rb"^# HELP ", re.MULTILINE)

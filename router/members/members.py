@@ -62,7 +62,7 @@ class Server:
     suspicion: str = ""  # why it seems to be frozen or cut off; empty: it does not
     down_since_s: float | None = None  # when it was said that it takes no requests; None: it has taken some since
     silent_since_s: float = 0.0  # the last sign of life before the suspicion; kept after it
-    suspected_s: float = 0.0  # since when, or when last
+    suspected_s: float = 0.0  # when it was last suspected
     recovered_s: float = math.inf  # the end of the last suspicion, until streams have had time to go on
     scraped_s: float = -math.inf  # the time of its last metrics
     steps: int | None = None  # its steps in those (`facts.scraped_steps`)
@@ -147,7 +147,7 @@ class Member:
     block_size: int = APPROXIMATE  # the block size of its events; APPROXIMATE where it has none
     models: tuple[str, ...] = ()  # names that clients may ask it for, its base first, adapters included
     adapters: frozenset[str] = frozenset()
-    taken_names: dict[str, str] = field(default_factory=dict)  # of `models`, those of another base model, with that
+    taken_names: dict[str, str] = field(default_factory=dict)  # names that belong to another base model, by which
     tokenizer: str | None = None  # its name, where the replica tells it
     prefills: Counter[str] = field(default_factory=Counter)  # prompts computed here for others, by outcome
     prefill_s: Histogram = field(default_factory=lambda: Histogram(FIRST_TOKEN_S))  # from sending to handing over

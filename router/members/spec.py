@@ -167,7 +167,7 @@ class ReplicaSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
                 raise BadSpec(str(error)) from error
 
 
-Desired: TypeAlias = dict[str, ReplicaSpec]  # by name
+Desired: TypeAlias = dict[str, ReplicaSpec]  # keyed by name
 
 _FIELDS = {field.name: field.type for field in msgspec.structs.fields(ReplicaSpec)}
 # Fields that only a registry sets, and the list that repeated `adapter=` keys stand for on the command line.

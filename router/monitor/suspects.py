@@ -21,9 +21,9 @@ log = logging.getLogger(__name__)
 
 GIVEN_UP_S = 1.7  # the time without a heartbeat, or more if the replica's steps take longer
 QUIET_S = 0.3  # the time without a byte while answers are awaited: is it frozen?
-JUST_NOW_S = 0.2  # since something was heard: a tick of the clock that came late
+JUST_NOW_S = 0.2  # heard this recently, a tick of the clock came late
 # A replica's silence is its own only if others were heard meanwhile: else the network or this machine is silent.
-LIVELY_S = 0.6  # since the last heartbeat of another one: two may be missed
+LIVELY_S = 0.6  # another replica's heartbeat is this recent: two may be missed
 STALLED_S = 2.5  # the time without a sign that an engine computes, while it owes answers
 STEPS = 2.5  # the factor on its longest step lately, if that is longer
 MAX_STALLED_S = 12.0

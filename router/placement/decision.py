@@ -50,7 +50,7 @@ class Decision(Struct, eq=False, gc=False):
     chosen: Candidate | None = None
     ttft_s: float = 0.0  # estimated
     uncached_tokens: float = 1.0  # tokens to compute at the chosen one, those that it brings at their price
-    portions: tuple[Portion, ...] = ()  # of the prompt at the chosen one, if it brings any: see `chosen_portions`
+    portions: tuple[Portion, ...] = ()  # the prompt's portions at the chosen one, if any: see `chosen_portions`
     later_s: float = 0.0  # added to its arrival time in the order in which the replica computes
     rejection: Rejection | None = None
     tie_break: int = 0  # the seed of the draws among near-equals

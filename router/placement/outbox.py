@@ -36,7 +36,7 @@ class PeerRequest(Struct, frozen=True, array_like=True, gc=False):
     keys: bytes  # the keys of its blocks, 8 bytes each, little-endian
     awaited_s: float  # how long its blocks count as stored without an event
     fetched_tokens: Tokens = 0
-    age_s: float = 0.0  # since it came from its client
+    age_s: float = 0.0  # time since the client sent it
 
 
 class PeerBatch(Struct, frozen=True, array_like=True):

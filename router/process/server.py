@@ -90,7 +90,7 @@ async def _serve(
             return 0
         starting.result()
         gc.collect()
-        gc.freeze()  # what is there now stays; requests leave no cycles behind, so the collector has little to find
+        gc.freeze()  # these objects stay; requests leave no cycles behind, so the collector has little to find
         gc.set_threshold(*THRESHOLD)
         say_alive()
         if front.picker is not None:

@@ -73,7 +73,7 @@ class Shape(Struct, eq=False):
     at: set[str] = msgspec.field(default_factory=set)  # processes of replicas where it is verified
     # Each process has the odd fields of the request that differed.
     differs: dict[tuple[str, Oddities], Differing] = msgspec.field(default_factory=dict)
-    uses: int = 0  # since it was last a candidate for removal
+    uses: int = 0  # uses since it was last a candidate for removal
 
 
 class Shapes:

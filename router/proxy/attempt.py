@@ -153,7 +153,7 @@ class Attempt:
     begun_s: float = 0.0  # 0: not yet
     ended_s: float = 0.0  # 0: not yet
     fault: str | None = None  # how it ended, if that was the replica's doing
-    spoken: int = 0  # since the last sweep: 1 with a head alone, which may come from a server without its engine
+    spoken: int = 0  # HEAD or BODY, if it came since the last sweep; a server may send a head without its engine
     unread: int | None = None  # bytes that the client had not read then, if it is waited for
     status: int = 0
     headers: list[Header] = field(default_factory=list)

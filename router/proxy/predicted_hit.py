@@ -17,7 +17,7 @@ class Exactness(Struct, frozen=True, gc=False):
     """The parts of a prediction that are exact, each said by itself."""
 
     tokens: bool = False  # the prompt's
-    index: bool = False  # what is known of the chosen replica's cache
+    index: bool = False  # the chosen replica's cache
     prediction: bool = False  # the tokens cached there: both are, and by confirmed events alone
     why_not: str | None = None
 

@@ -213,7 +213,7 @@ class Prefill:
     facts: RequestFacts
     router: Services
     go_on: Callable[[], None] | None  # None: the request has ended
-    half: PrefillHalf = field(default_factory=PrefillHalf)  # what is remembered of it
+    half: PrefillHalf = field(default_factory=PrefillHalf)  # its outcome, for the record
     _attempt: Attempt | None = None
     _answer: bytearray = field(default_factory=bytearray)
     _handed: Handed | None = None  # waits to be sent

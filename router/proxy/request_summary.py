@@ -68,8 +68,8 @@ class RequestCounts:
     """Counters of requests over all replicas."""
 
     def __init__(self) -> None:
-        self.refused: Counter[str] = Counter()  # by the error's code
-        self.approximate: Counter[str] = Counter()  # by reason
+        self.refused: Counter[str] = Counter()  # keyed by the error's code
+        self.approximate: Counter[str] = Counter()  # keyed by reason
         self.retries = 0
         self.resumes = 0
         self.client_left = 0
@@ -167,7 +167,7 @@ def prefill_record(prefill: "PrefillHalf") -> PrefillRecord:
 class PastDecision(Struct, frozen=True, gc=False):
     """A decision whose request is over. What takes a look at each candidate is told on demand, from references."""
 
-    outcome: DecisionRecord  # as far as the decision does not say it
+    outcome: DecisionRecord  # the part that the decision does not say
     decision: Decision
     harms_s: "array[float] | None" = None  # parallel to the candidates: 4 bytes each, where effects have three lists
 

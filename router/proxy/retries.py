@@ -29,7 +29,7 @@ class Row(NamedTuple):
     repeatable: Next  # nothing was sent to the client
     effects: Next  # nothing was sent, and what a second request does is not known
     sent: Next  # bytes were sent to the client
-    lesson: Lesson  # what the replica's health learns
+    lesson: Lesson  # the replica's health learns it
     retries: Limit
 
 

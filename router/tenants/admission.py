@@ -59,7 +59,7 @@ class Admission:
         self, keys: Iterable[Key] = (), *, demand_key: bool = False, shared: SharedLimits | None = None
     ) -> None:
         """`shared`: what all workers of the router count together; None: there is only this one."""
-        self.keys: dict[bytes, Key] = {}  # by their digests
+        self.keys: dict[bytes, Key] = {}  # keyed by their digests
         self.shared = shared or SharedLimits()
         self._demand_key = demand_key
         self._admin_exists = False

@@ -52,7 +52,7 @@ class Key(Limited, frozen=True, kw_only=True):
     cached_token_weight: float = CACHED_TOKEN_WEIGHT
     weight: float = 1.0  # its share of the replicas where requests wait, beside other keys' weights
     tenant_header: bytes | None = None  # names whoever the request is for, each of whom has a share of this weight
-    classes: tuple[ServiceClass, ...] = ()  # that its requests may have, its own first; none: no key has classes
+    classes: tuple[ServiceClass, ...] = ()  # its requests may have these, its own first; none: no key has classes
 
     def salted(self, cache_salt: str | None) -> str | None:
         """The salt of a request, derived from the client's own.

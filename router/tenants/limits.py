@@ -101,7 +101,7 @@ class KeyState(Struct):
     # Token buckets: refilled evenly; steps back in time are ignored. Below zero, more was used than there was.
     levels: list[float]
     filled_s: list[float]  # the time of each one's last refill
-    day: int = 0  # since 1970
+    day: int = 0  # days since 1970
     today: Use = NOTHING
     saved: Use = NOTHING  # the part of it that is in a file, or on its way there
     in_flight: int = 0

@@ -42,7 +42,7 @@ class SharedLimits:
         self._lock = lock
         self._number = 0
         self._rows: dict[str, int] = {}  # their beginnings by name
-        self._alone: dict[str, _Alone] = {}  # by name, for one process
+        self._alone: dict[str, _Alone] = {}  # keyed by name, for one process
         self.touched: set[str] = set()  # keys whose state this worker has looked at, for who saves it
 
     def begin(self, number: int) -> None:

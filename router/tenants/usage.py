@@ -23,8 +23,8 @@ class Counts(Struct):
     requests: int = 0
     client_errors: int = 0  # answered with a status of 400 to 499
     server_errors: int = 0  # answered with 500 and above, or broken off
-    computed_tokens: int = 0  # of prompts
-    cached_tokens: int = 0  # of prompts
+    computed_tokens: int = 0  # prompts' tokens
+    cached_tokens: int = 0  # prompts' tokens
     generated_tokens: int = 0
     first_tokens: int = 0  # requests of which the first token came
     first_token_s: float = 0.0  # the times until it came, added up

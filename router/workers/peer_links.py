@@ -135,7 +135,7 @@ class Links:
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._look_up())  # that may take long: peers must hear of us meanwhile
+            tasks.create_task(self._look_up())  # a lookup may take long: peers must hear of us meanwhile
             tasks.create_task(self._beat())
 
     async def _look_up(self) -> None:

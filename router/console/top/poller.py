@@ -58,7 +58,7 @@ class Poller:
         self.ended = False
         self.due = Event()  # set to poll at once
         self._interval_s = interval_s
-        self._streams: deque[tuple[float, dict[str, FeedState | None]]] = deque()  # of the last seconds
+        self._streams: deque[tuple[float, dict[str, FeedState | None]]] = deque()  # the last seconds'
         self._next_s = dict.fromkeys((REPLICAS, DECISIONS, PREFIXES), -math.inf)
 
     def run(self) -> None:

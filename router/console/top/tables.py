@@ -19,7 +19,7 @@ STYLES = {
     "partial": "yellow",
     "exact": "green",
 }
-COUNTERS = ("gaps", "lost_batches", "repairs", "restarts", "digest_mismatches", "reconnects")  # of event streams
+COUNTERS = ("gaps", "lost_batches", "repairs", "restarts", "digest_mismatches", "reconnects")  # event streams' counters
 BRANCH, DEEPEST = "  ", 8  # levels that are indented: a long conversation has one for each of its turns
 NAMED = 3  # replicas; of more the number is said
 BY_POLICY = {"round-robin": "its turn", "random": "at random", "least-loaded": "least loaded"}

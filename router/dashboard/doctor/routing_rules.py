@@ -177,7 +177,7 @@ def _hottest(replicas: Sequence[ReplicaFigures], router: RouterFigures | None) -
     always = all(reading[hottest] == max(reading) for reading in readings)
     if not always or means[hottest] < HOT_BUSY or means[hottest] < HOT_TIMES * others:
         return None
-    if router is not None and router.policy == "cost":  # that policy has weighed the queue there against the cache
+    if router is not None and router.policy == "cost":  # this policy has weighed the queue there against the cache
         chosen = [one.cached for one in router.choices or () if one.replica == replicas[hottest].name]
         if 2 * sum(chosen) > len(chosen):
             return None

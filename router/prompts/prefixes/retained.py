@@ -43,7 +43,7 @@ class Full(Exception):
 
 class RetainedPrefixes:
     def __init__(self) -> None:
-        self._prefixes: OrderedDict[int, RetainedPrefix] = OrderedDict()  # by the last key, last used last
+        self._prefixes: OrderedDict[int, RetainedPrefix] = OrderedDict()  # keyed by the last key, last used last
 
     def __len__(self) -> int:
         return len(self._prefixes)

@@ -23,7 +23,7 @@ class Prefix(Struct):
     text: str | None = None
     below: list["Prefix"] = []
     id: str = ""  # named by its first block, it stays the same while the tree changes around it
-    sources: dict[str, str] = {}  # of `replicas` that hold a part only in slower memory: CPU, or STORAGE
+    sources: dict[str, str] = {}  # `replicas` that hold a part only in slower memory: CPU, or STORAGE
     retained_s: float | None = None  # the end of its retention; None: replicas do not retain it
 
     def named(self, replica: str) -> str:

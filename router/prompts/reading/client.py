@@ -31,7 +31,7 @@ QUICK_BODY_BYTES = 24 * 1024  # always parsed in the event loop
 LONG_BODY_BYTES = 256 * 1024
 MAX_COMMAS = 32 * 1024
 MAX_NESTED = 4 * 1024  # lists and objects
-LONG_EVENT_BYTES = 4 * 1024 * 1024  # of a replica's stream; the first one may have the token ids of a long prompt
+LONG_EVENT_BYTES = 4 * 1024 * 1024  # a replica's first event may have the token ids of a long prompt
 READ_LIMIT_S = 20.0
 PIPE_BYTES = 1024 * 1024  # an answer's bytes that wait before more is read
 
