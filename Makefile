@@ -68,7 +68,7 @@ test-clocked: $(INSTALLED)
 	$(BIN)/pytest $(SLOWEST) $(CLOCKED)
 
 test-patient: $(INSTALLED)
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder $(SLOWEST) $(PATIENT)
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --timeout 180 $(SLOWEST) $(PATIENT)
 
 test-busy: $(INSTALLED)
 	$(BIN)/pytest -n $(SLOW_WORKERS) --dist loadfile --no-loadscope-reorder --timeout 180 $(SLOWEST) \

@@ -12,7 +12,7 @@ from tests.events.processes import DEADLINE_S
 from tests.replica.serving import MODEL
 
 STREAMS = 64
-TOKENS = 45
+TOKENS = 90  # a stream takes 3 s: a busy machine needs one from the first that is halfway to the last
 PACE = (
     *("--set=simulated_prefill_tokens_per_s=200_000", "--set=simulated_decode_tokens_per_s=30"),
     *("--set=simulated_batch_slowdown=0", "--set=simulated_step_overhead=0"),
