@@ -276,8 +276,7 @@ def test_no_other_socket_is_opened() -> None:
         "libzmq": {
             "events/sockets/peers.py",
             "events/sockets/curve_link.py",
-            "events/recording/player.py",  # a tool: it sends recordings
-            "events/tool/conform.py",  # a tool: it grades an engine's stream
+            "events/tool/replay.py",  # it sends recordings
             "replica/http/engine_client.py",  # to the engine's process that it has started, in a folder of its own
             "replica/process.py",
         },

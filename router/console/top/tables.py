@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from engines import profile_of
 from events.tool.words import printable
 from router.console.formatting import NONE, Column, ago, bar, count_of, duration, natural, percent, rate, short
 from router.console.table import Table
@@ -102,7 +103,7 @@ def prefilled_per_s(replica: ReplicaStatus) -> float | None:
 
 
 def heard_style(row: Row[ReplicaStatus]) -> str:
-    return BAD if row.of.engine == "warmroute" and (row.of.heard_age_s or 0.0) > LATE_S else ""
+    return BAD if profile_of(row.of.engine).publishes_status and (row.of.heard_age_s or 0.0) > LATE_S else ""
 
 
 def counter(title: str, width: int, field: str, drop_order: int = 0) -> Column[Row[ReplicaStatus]]:
