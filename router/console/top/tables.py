@@ -43,11 +43,10 @@ class Row(NamedTuple, Generic[T]):
 def at(path: str) -> Callable[[Row[Any]], Any]:
     """Return a function that follows attributes; None where one on the way is None."""
 
-    def value(row: Row[Any]) -> Any:
-        found: Any = row
+    def value(part: Any) -> Any:
         for name in path.split("."):
-            found = getattr(found, name, None)
-        return found
+            part = getattr(part, name, None)
+        return part
 
     return value
 
