@@ -20,7 +20,7 @@ BUDGETS = {
     "router": Measures(rooms=17, floors=9, in_circles=0, files=18, lines=27_872),
 }
 HELPERS_USED_ONCE = 0.445  # of the private ones
-LINES_OF_TESTS = {"tests": 108_600, "qualification": 9_415}
+LINES_OF_TESTS = {"tests": 108_602, "qualification": 9_415}
 IMPORTERS_OF_ROUTER = 2  # where it is assembled: the process, and the app
 
 
