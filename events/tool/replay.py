@@ -183,7 +183,7 @@ class Player:
         self._speed = speed
         order = Incarnations(source)
         self._current, self._next, self._topic = order.all[0], 0, b""
-        self._sent_by: list[Incarnation] = []  # for each record
+        self._sent_by: list[Incarnation] = []  # the sender of each record
         self._short = False  # vLLM before 0.26 replies without a topic frame
         self._first: int | None = None  # the position of the first record to publish
         begin = (start or Moment()).within(recording)

@@ -15,7 +15,7 @@ def line_of(text: str, where: Path) -> int:
     content = tomllib.loads(text)
     while not _has(content, where):
         where = where[:-1]
-    without, found = 0, len(lines)  # so many lines lack it, and so many have it
+    without, found = 0, len(lines)  # the first `without` lines lack it, the first `found` have it
     while found - without > 1:
         middle = (without + found) // 2
         end, content = _parsed(lines, middle)

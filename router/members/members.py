@@ -62,7 +62,7 @@ class Server:
     suspicion: str = ""  # why it seems to be frozen or cut off; empty: it does not
     down_since_s: float | None = None  # when it was said that it takes no requests; None: it has taken some since
     silent_since_s: float = 0.0  # the last sign of life before the suspicion; kept after it
-    suspected_s: float = 0.0  # when it was last suspected
+    suspected_s: float = 0.0  # the last suspicion's time
     recovered_s: float = math.inf  # the end of the last suspicion, until streams have had time to go on
     scraped_s: float = -math.inf  # the time of its last metrics
     steps: int | None = None  # its steps in those (`facts.scraped_steps`)

@@ -9,7 +9,7 @@ from playwright.sync_api import Page, Route
 
 from tests.events.processes import DEADLINE_S
 
-Change: TypeAlias = Callable[[dict[str, Any]], None]  # of a frame
+Change: TypeAlias = Callable[[dict[str, Any]], None]  # changes a frame
 
 
 def altered(page: Page, router_url: str, change: Change) -> None:

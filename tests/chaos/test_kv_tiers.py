@@ -32,7 +32,7 @@ pytestmark = [
 
 SECRET = "a secret of the fleet, not a real one"
 CLIENTS = 6
-START_S = 60.0  # of several replicas at once, on a busy machine
+START_S = 60.0  # several replicas start at once, on a busy machine
 BLOCK = 16
 BLOCK_BYTES = 3 * 2 * 2 * 16 * BLOCK * 4  # layers, keys and values, heads, head size, tokens, float32
 POOL, HOST, DISK = 64, 200, 1200  # blocks: a few prompts, more, and all of them

@@ -105,7 +105,7 @@ class SentEvents:
 
     def before_abort(self, body: bytes) -> bytes | None:
         """The whole events before the one with which the engine gives the answer up; None: it does not, in `body`."""
-        before = self.end[-LONGEST_END:]  # in which the event may begin
+        before = self.end[-LONGEST_END:]  # the event may begin in it
         if self._aborts is None or (self.mark not in body and before.endswith(b"\n\n")):
             return None
         found = self._aborts.search(held := before + body)
