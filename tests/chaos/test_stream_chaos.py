@@ -30,6 +30,7 @@ SMALL_QUEUE = {
     "replay_batches": 500,
 }
 NATIVE, FOREIGN, BARE = 0, 1, 2
+FOLLOWED, FLOODED = 300.0, 2000.0  # batches a second: three views keep up with the one; the other fills queues
 
 
 class Peer:
@@ -106,20 +107,21 @@ def assert_equals(subscriber: Peer, truth: dict[str, Any], view: int) -> None:
 
 
 def assert_bare_says_that_it_may_be_wrong(subscriber: Peer) -> None:
-    """It need not be: later batches may have set right what lost ones left."""
+    """Later batches may have set right what lost ones left, so it need not be wrong."""
     assert subscriber.ask("digest")["views"][BARE]["inexact"] is not None
 
 
 def test_a_subscriber_that_was_stopped_is_exact_again_within_a_second(start: Callable[[str, Any], Peer]) -> None:
-    publisher = start("publisher", publisher_settings(SMALL_QUEUE, rate=1500.0))
+    publisher = start("publisher", publisher_settings(SMALL_QUEUE, rate=FOLLOWED))
     subscriber = start("subscriber", followers(publisher.ask()))
     wait_exact(subscriber, 0, within_s=10)
     took: list[float] = []
     while not took or took[-1] >= EXACT_WITHIN_S:
         assert len(took) < 3, f"exact again after {took} s"  # a machine that is busy for a moment excuses one, or two
         subscriber.process.send_signal(signal.SIGSTOP)
+        publisher.ask("rate", FLOODED)
         time.sleep(4)
-        missed = publisher.ask()["seq"]
+        missed = publisher.ask("rate", FOLLOWED)["seq"]
         subscriber.process.send_signal(signal.SIGCONT)
         took.append(wait_exact(subscriber, missed, within_s=10))
     truth = quiet_truth(publisher)
@@ -132,19 +134,18 @@ def test_a_subscriber_that_was_stopped_is_exact_again_within_a_second(start: Cal
 
 
 def test_a_subscriber_that_joins_late_is_exact(start: Callable[[str, Any], Peer]) -> None:
-    publisher = start("publisher", publisher_settings(SMALL_QUEUE, rate=2000.0))
+    publisher = start("publisher", publisher_settings(SMALL_QUEUE, rate=FLOODED))
     while publisher.ask()["seq"] < 3000:  # the replay buffer holds the last 500
         time.sleep(0.01)
+    publisher.ask("rate", FOLLOWED)
     subscriber = start("subscriber", followers(publisher.ask()))
     subscriber.ask()  # the process is up
-    took = wait_exact(subscriber, publisher.ask()["seq"], within_s=10)
+    wait_exact(subscriber, publisher.ask()["seq"], within_s=10)
     truth = quiet_truth(publisher)
     wait_exact(subscriber, truth["seq"])
     assert_equals(subscriber, truth, NATIVE)
     foreign = subscriber.ask()["views"][FOREIGN]
-    # On a machine that is too busy it may lose more than it could not have; it says so in any case.
-    assert foreign["inexact"].startswith(("joined at batch", "batches "))
-    print(f"exact after {took:.3f} s")
+    assert foreign["inexact"].startswith(("joined at batch", "batch"))
     assert_bare_says_that_it_may_be_wrong(subscriber)
 
 
@@ -162,11 +163,10 @@ def test_a_publisher_killed_and_restarted_on_its_port_is_followed_within_a_secon
     same = {name: state[name] for name in ("events", "replay", "status", "snapshot")}
     second = start("publisher", publisher_settings({**SMALL_QUEUE, **same}, rate=100.0, seed=2))
     second.ask()
-    took = wait_exact(subscriber, 0, (NATIVE, FOREIGN))
+    wait_exact(subscriber, 0, (NATIVE, FOREIGN))
     truth = quiet_truth(second)
     wait_exact(subscriber, truth["seq"], (NATIVE, FOREIGN))
     assert_equals(subscriber, truth, NATIVE)
     assert_equals(subscriber, truth, FOREIGN)
-    print(f"exact after {took:.3f} s")
     if subscriber.ask()["views"][BARE]["inexact"] is None:  # it has heard the very first batch
         assert_equals(subscriber, truth, BARE)
