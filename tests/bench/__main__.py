@@ -9,52 +9,31 @@ from typing import Any
 
 PARTS = (
     "core",
-    "workloads",
-    "forks",
-    "host",
     "serving",
     "events",
     "index",
     "decisions",
-    "prefills",
     "tokens",
-    "native",
     "front",
     "router",
-    "workers",
-    "idle",
     "fleet",
     "rolling",
 )
-# Take long, or need what is no part of the project: other routers, wrk, traces, Chromium, a C compiler. Some write to
-# docs/, `terminal` with tmux.
+# Take long, or need what is no part of the project: other routers, traces, Chromium. Some write to docs/,
+# `terminal` with tmux.
 BY_NAME = (
-    "adapters",
-    "agents",
     "bodies",
-    "checkpoint",
-    "classes",
     "demo",
-    "kv_tiers",
-    "lengths",
     "peers",
     "policies",
     "pictures",
-    "ray_faults",
     "real_model",
-    "scale",
     "schemas",
     "screenshots",
-    "several_routers",
-    "shadow",
-    "fairness",
     "film",
-    "fronts",
     "soak",
     "terminal",
-    "tiered_policies",
 )
-SIZED = ("native", "checkpoint", "lengths", "kv_tiers", "peers", "shadow")
 
 
 def machine() -> str:
@@ -75,7 +54,7 @@ def main() -> None:
         help=f"of {', '.join(PARTS)}, which are all run by default, and {', '.join(BY_NAME)}",
     )
     parser.add_argument("--rounds", type=int, default=5, help="rounds per figure, of which the median is printed")
-    parser.add_argument("--small", action="store_true", help="native: a smaller model; the others: a short trial")
+    parser.add_argument("--small", action="store_true", help="peers: a short trial")
     soak = parser.add_argument_group("soak")
     soak.add_argument("--minutes", type=float, default=60.0, help="how long")
     soak.add_argument("--out", type=Path, default=Path("build/soak"), help="the folder of the picture")
@@ -85,7 +64,7 @@ def main() -> None:
         sys.exit(f"no benchmark named {', '.join(sorted(unknown))}; there are {', '.join((*PARTS, *BY_NAME))}")
     print(f"On {machine()}; CPU time, median of {arguments.rounds} rounds (lowest to highest).\n")
     for part in arguments.parts:
-        options: dict[str, Any] = {"small": True} if arguments.small and part in SIZED else {}
+        options: dict[str, Any] = {"small": True} if arguments.small and part == "peers" else {}
         if part == "soak":
             options = {"minutes": arguments.minutes, "out": arguments.out}
         import_module(f"tests.bench.{part}").run(arguments.rounds, **options)

@@ -18,22 +18,6 @@ QWEN3_06B: dict[str, Any] = {
     "tie_word_embeddings": True,
     "dtype": "bfloat16",
 }
-SMOLLM2_135M: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "head_dim": 64,
-    "vocab_size": 49_152,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 100_000,
-    "tie_word_embeddings": True,
-    "dtype": "bfloat16",
-}
 LLAMA31_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",

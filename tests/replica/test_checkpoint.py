@@ -1,4 +1,4 @@
-"""A published checkpoint answers as in transformers; `python -m tests.bench checkpoint` tries far longer prompts."""
+"""A published checkpoint answers as in transformers."""
 
 from pathlib import Path
 from typing import Any
