@@ -81,7 +81,6 @@ EXTRAS = {
     "google": "picker",
     "grpc": "picker",
     "huggingface_hub": "hub",
-    "matplotlib": "plot",
     "opentelemetry": "tracing",
     "ray": "ray",
     "safetensors": "replica",

@@ -69,7 +69,7 @@ class AnalysisOptions(Struct, frozen=True, kw_only=True):
     load_tokens_per_s: float = 100_000.0
 
 
-def analysis_of(trace: Trace, read: Read | None, options: AnalysisOptions) -> tuple[Analysis, HitRateCurve]:
+def analysis_of(trace: Trace, read: Read | None, options: AnalysisOptions) -> Analysis:
     accesses = accesses_of(trace)
     curve, sharing = curve_of(accesses), sharing_of(accesses)
     blocks, size = curve.needed(options.target), trace.block_tokens
@@ -88,7 +88,7 @@ def analysis_of(trace: Trace, read: Read | None, options: AnalysisOptions) -> tu
             saved_s = loaded_rate * curve.input_tokens * token_s
             with_host.append(WithHost(host_blocks * size, hit_rate, loaded_rate, saved_s))
     breaks = None if read is None else Breaks(read.requests, read.without_body, read.without_text, search(read.prompts))
-    analysis = Analysis(
+    return Analysis(
         name=trace.name,
         sharing=sharing,
         needed=needed,
@@ -98,7 +98,6 @@ def analysis_of(trace: Trace, read: Read | None, options: AnalysisOptions) -> tu
         with_host=with_host,
         breaks=breaks,
     )
-    return analysis, curve
 
 
 def _cache(curve: HitRateCurve, blocks: int, options: AnalysisOptions) -> Cache:

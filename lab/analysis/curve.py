@@ -123,10 +123,6 @@ class HitRateCurve(Struct, frozen=True, eq=False):
         kept = max(0, min(blocks, self.most_blocks) - self.begun_blocks)
         return int(self.hits[kept])
 
-    @property
-    def best(self) -> float:
-        return self.hit_rate(self.most_blocks)
-
     def needed(self, share: float) -> int:
         """The fewest blocks that give this share of all possible hits."""
         wanted = math.ceil(share * int(self.hits[-1]) - 1e-6)

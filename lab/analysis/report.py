@@ -1,18 +1,12 @@
-"""An analysis as text, and its curve as a plot."""
+"""An analysis as text."""
 
 from collections.abc import Iterator
-from pathlib import Path
-
-import numpy as np
 
 from events.tool.words import printable
 from lab.analysis.accesses import Sharing
 from lab.analysis.analysis import HOST_SIZES, SHARES, Analysis, Breaks
-from lab.analysis.curve import HitRateCurve
-from lab.plots import drawing
 from lab.writing import aligned
 
-POINTS = 400
 NEED_PROMPTS = "  A log that has them is written by: warmroute router --request-log FILE --log-prompts"
 
 
@@ -83,15 +77,3 @@ def _breaks(breaks: Breaks | None) -> Iterator[str]:
         for name, text in zip(finding.request_ids, (example.one, example.other), strict=True):
             yield f"    {name:<{width}}  ...{printable(example.before)}[{printable(text)}]"
         yield f"    {finding.advice}"
-
-
-def plot(path: Path, name: str, curve: HitRateCurve) -> None:
-    most = max(curve.most_blocks, 1)
-    blocks = np.unique(np.geomspace(1, most, POINTS).astype(np.int64)).tolist()
-    with drawing(path, title=f"{name}: hit rate of an LRU cache", x="cache, tokens", y="hit rate") as axes:
-        axes.step(
-            [each * curve.block_tokens for each in blocks], [curve.hit_rate(each) for each in blocks], where="post"
-        )
-        axes.axhline(curve.best, linestyle=":", color="gray", label="without an end")
-        axes.set_xscale("log")
-        axes.set_ylim(bottom=0)

@@ -9,7 +9,6 @@ import msgspec
 from api.process.options import option
 from api.process.settings import FiniteRange, Unusable
 from fleet.display import progress
-from lab.plots import plot_option
 from lab.size import CONFIGS, config_of
 from lab.trace.enough import too_short
 from lab.trace.formats import is_log, read_log, read_trace
@@ -34,14 +33,12 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @option("--kv-bytes-per-token", "N", "To show caches in GB.", name="kv_bytes", type=COUNT)
 @option("--model", "NAME", f"Instead: a folder with a config.json, or one of {', '.join(CONFIGS)}.")
 @option("--block-tokens", "N", "Of the trace, if it cannot be found out.", type=COUNT)
-@plot_option("hit rate over cache")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def analyze(
     path: Path,
     kv_bytes: int | None,
     model: str | None,
     block_tokens: int | None,
-    plot_path: Path | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -58,10 +55,10 @@ def analyze(
     \b
     Examples:
       warmroute analyze requests.log
-      warmroute analyze conversation.jsonl --target-hit-rate 0.95 --model llama-3-8b --plot curve.svg
+      warmroute analyze conversation.jsonl --target-hit-rate 0.95 --model llama-3-8b
       warmroute analyze batch.jsonl --capacity-tokens 400000
 
-    Exit status: 0 analyzed, with or without findings, 1 --plot cannot be written, 2 the file or a value cannot be used.
+    Exit status: 0 analyzed, with or without findings, 2 the file or a value cannot be used.
     """
     if kv_bytes is not None and model is not None:
         raise Unusable("--kv-bytes-per-token and --model both say how large a token is; give one of them")
@@ -88,7 +85,5 @@ def analyze(
     if (why := too_short(trace)) is not None:
         click.echo(f"Note: {why}", err=True)
     with progress("analyzing", 1):
-        found, curve = analysis_of(trace, read, chosen)
+        found = analysis_of(trace, read, chosen)
     click.echo(msgspec.json.encode(found).decode() if as_json else "\n".join(report.lines(found)))
-    if plot_path is not None:
-        report.plot(plot_path, found.name, curve)

@@ -13,7 +13,6 @@ from fleet.display import progress
 from lab.commands.common import check_options, counting, given_options
 from lab.incident import report as incident
 from lab.incident.replay import replay
-from lab.plots import plot_option
 from lab.simulation import report
 from lab.simulation.comparison import BOUNDS, compared
 from lab.simulation.settings import Settings
@@ -85,7 +84,6 @@ def fleet_option(flag: str, metavar: str, help: str, field: str, kind: click.Par
 @option("--source", "NAME=ENDPOINT", "Replay: a replica of the log and its source.", name="sources", multiple=True)
 @click.option("--no-bounds", is_flag=True, help="Leave out the bounds that no policy can beat.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-@plot_option("TTFT")
 @click.pass_context
 def simulate(
     ctx: click.Context,
@@ -103,7 +101,6 @@ def simulate(
     sources: tuple[str, ...],
     no_bounds: bool,
     as_json: bool,
-    plot_path: Path | None,
     **fleet: Any,
 ) -> None:
     """Compare policies on a trace: hit rate and time to first token, in virtual time.
@@ -133,7 +130,7 @@ def simulate(
     \b
     Examples:
       warmroute simulate --trace conversation.jsonl --replicas 8 --load 0.9
-      warmroute simulate --trace requests.log --policy cost,prefix --jitter 0.3 --seeds 4 --plot ttft.svg
+      warmroute simulate --trace requests.log --policy cost,prefix --jitter 0.3 --seeds 4
       warmroute simulate --recording incident.wre --requests requests.jsonl
     """
     policies = tuple(dict.fromkeys((policy or USUAL).split(",")))
@@ -185,5 +182,3 @@ def simulate(
         click.echo(msgspec.json.encode(report.as_json(trace, settings, rows)))
     else:
         click.echo("\n".join(report.lines(trace, settings, rows)))
-    if plot_path is not None:
-        report.plot(plot_path, trace, settings, rows)

@@ -97,7 +97,7 @@ class RecordedReplica(ReplicaReplay):
         return None if self._feed is None else self._feed.view.inexact
 
     def take(self, record: Record, offset_s: float, reports: Mapping[float, Report]) -> None:
-        """Queue a record of its own or of the recorder. `offset_s`: the recorder's clock minus the router's."""
+        """Queue a record of its own. `offset_s`: the recorder's clock minus the router's."""
         self._records.append(record)
         if (status := status_of(record)) is not None:
             report = reports.get(status.ts)
@@ -200,9 +200,8 @@ class RecordedRouter(ReplayState):
         """Apply everything before this fact, and the fact itself; decisions are left to `again`."""
         recorder_s = fact.at_s + self._offset_s
         while (record := self._next) is not None and record.time <= recorder_s + AHEAD_S:
-            for source, replica in self._by_source.items():
-                if record.source == source or record.kind == "session":
-                    replica.take(record, self._offset_s, self._reports.get(source, {}))
+            if (replica := self._by_source.get(record.source)) is not None:
+                replica.take(record, self._offset_s, self._reports.get(record.source, {}))
             self._next = next(self._records, None)
         candidates = fact.of.candidates if isinstance(fact.of, Decided) else []
         known = {one.name: one for one in candidates}

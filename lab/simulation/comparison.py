@@ -81,13 +81,12 @@ def _imbalance(loads: Iterable[int]) -> float:
 
 
 class Row(Struct, frozen=True):
-    """Results of one policy or bound; `ttft_s` has the sorted times of all runs together."""
+    """Results of one policy or bound."""
 
     name: str
     is_bound: bool
     mean: Outcome
     runs: list[Outcome]
-    ttft_s: list[float]
 
 
 def pooled(trace: Trace, settings: Settings, on_request: Callable[[], None] = lambda: None) -> list[Job]:
@@ -147,5 +146,4 @@ def compared(
 
 def _row(name: str, runs: list[list[Job]], replicas: int, rate: float, *, is_bound: bool = False) -> Row:
     outcomes = [outcome_of(jobs, replicas, rate) for jobs in runs]
-    times = sorted(job.ttft_s for jobs in runs for job in jobs if not job.is_refused)
-    return Row(name, is_bound, mean_of(outcomes), outcomes, times)
+    return Row(name, is_bound, mean_of(outcomes), outcomes)

@@ -1,13 +1,10 @@
-"""A comparison as text, as JSON, and as a plot."""
+"""A comparison as text and as JSON."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from msgspec.structs import asdict
 
-from lab.percentiles import percentile
-from lab.plots import drawing
 from lab.simulation.comparison import Outcome, Row
 from lab.simulation.settings import Settings
 from lab.trace.requests import Trace
@@ -16,7 +13,6 @@ from lab.writing import aligned
 HEAD = ("policy", "hits", "loaded", "TTFT mean", "p50", "p90", "p99", "session", "p99", "tokens", "requests", "busy")
 LOADED = {HEAD.index("loaded")}  # not shown if nothing is
 SESSIONS = {HEAD.index("session"), HEAD.index("session") + 1}  # not shown in an open loop, which gives a turn its time
-SHARES = [place / 400 for place in range(401)]  # plotted
 
 
 def lines(trace: Trace, settings: Settings, rows: Sequence[Row]) -> Iterator[str]:
@@ -98,18 +94,3 @@ def as_json(trace: Trace, settings: Settings, rows: Sequence[Row]) -> dict[str, 
 
 def _of_row(row: Row) -> dict[str, Any]:
     return {**asdict(row.mean), "runs": [asdict(one) for one in row.runs]}
-
-
-def plot(path: Path, trace: Trace, settings: Settings, rows: Sequence[Row]) -> None:
-    title = f"{trace.name}, {settings.replicas} replicas of {settings.capacity_tokens:,} tokens"
-    with drawing(path, title=title, x="time to first token, s", y="share of requests") as axes:
-        for row in rows:
-            style = {"color": "grey", "linestyle": "--" if row.name == "pooled" else ":"} if row.is_bound else {}
-            axes.plot(
-                [percentile(row.ttft_s, share) for share in SHARES],
-                SHARES,
-                label=f"{row.name}, mean {duration(row.mean.ttft_mean_s)}",
-                **style,
-            )
-        axes.set_xscale("log")
-        axes.set_ylim(0, 1)

@@ -206,10 +206,6 @@ class CacheAges:
             pages -= count
         return again, max(0.0, pages)
 
-    def held(self, now_s: float) -> list[tuple[float, int]]:
-        """Pairs of seconds since the last use and tokens of that age; the newest first."""
-        return [(now_s - group.at_s, group.pages * self.page_tokens) for group in reversed(self._groups) if group.pages]
-
     def check(self) -> None:
         assert len(self._pages) <= self.capacity_pages + self.host_pages
         assert [group.at_s for group in self._groups] == sorted(group.at_s for group in self._groups)

@@ -26,11 +26,11 @@ from lab.bench.load import LAG_LIMIT_S, Limits
 from lab.bench.measure import Plan, measured
 from lab.bench.probe import RequestSettings
 from lab.bench.workloads import replayed
-from lab.plots import drawing
 from lab.simulation.settings import DEFAULT_CAPACITY_TOKENS
 from lab.trace.formats import read_trace
 from lab.trace.requests import Trace, coarsened, sped_up
 from router.members.spec import parse_target
+from tests.bench.drawing import drawing
 from tests.bench.policies import LOAD, LOADS
 from tests.chaos.envoy import gateway, port_of_picker
 from tests.chaos.replicas import cpu_s, free_ports

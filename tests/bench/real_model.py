@@ -14,7 +14,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from lab.plots import drawing
+from tests.bench.drawing import drawing
 from tests.bench.fleet import up
 
 MODEL = "smollm2"

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from lab.plots import drawing
+from tests.bench.drawing import drawing
 from tests.chaos.conversations import Heard
 from tests.chaos.rolled import Rolled, talked_to, up
 

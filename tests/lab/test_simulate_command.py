@@ -100,8 +100,6 @@ def test_host_memory_and_disk_are_in_the_head_and_what_they_bring_in_a_column(pa
         (["--capacity-tokens", "1000"], "holds|has 1 blocks of 512"),
         (["--load", "0"], "0"),
         (["--block-tokens", "64"], "blocks of 64"),
-        (["--plot", "ttft.jpg"], "'.jpg'"),
-        (["--plot", "no/such/folder/ttft.png"], "is not a folder"),
         (["--event-loss", "1"], "1"),
         (["--no-events", "--event-delay", "5"], "--event-delay does not work with --no-events"),
         (["--source", "a=b"], "--source has no effect"),
@@ -134,7 +132,6 @@ def test_without_a_trace_it_says_what_to_give() -> None:
         (["--requests", "{path}"], "a replay needs both"),
         (["--recording", "{path}", "--requests", "{path}", "--replicas", "4"], "--replicas has no effect"),
         (["--trace", "{path}", "--recording", "{path}", "--requests", "{path}"], "--trace has no effect"),
-        (["--recording", "{path}", "--requests", "{path}", "--plot", "x.svg"], "--plot has no effect"),
         (["--recording", "{path}", "--requests", "{path}", "--policy", "cost,prefix"], "one policy, not 2"),
         (["--recording", "{path}", "--requests", "{path}", "--source", "r0"], "'r0' is not NAME=ENDPOINT"),
         (["--recording", "{path}", "--requests", "{path}"], "is no recording|not a recording"),
@@ -144,9 +141,3 @@ def test_a_replay_that_cannot_be_is_refused_with_status_2(path: Path, arguments:
     result = CliRunner().invoke(simulate, [argument.format(path=path) for argument in arguments])
     assert result.exit_code == 2, result.output
     assert any(words in result.output for words in complaint.split("|")), result.output
-
-
-def test_a_plot_is_drawn(path: Path, tmp_path: Path) -> None:
-    done = run(path, "--plot", str(tmp_path / "ttft.svg"), "--no-bounds", "--policy", "cost")
-    assert done.exit_code == 0, done.stderr
-    assert (tmp_path / "ttft.svg").read_bytes().startswith(b"<?xml")

@@ -12,7 +12,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-from lab.plots import drawing
+from tests.bench.drawing import drawing
 
 MB = 10**6
 SETTLED_S = 600.0  # growth before that is caches that fill

@@ -37,7 +37,7 @@ def test_a_prompt_shorter_than_a_block_has_none() -> None:
     short = Trace("t", 4, [TraceRequest(0.0, 3, 1, (1,))])
     found = sharing_of(accesses_of(short))
     assert (found.blocks, found.hit_rate) == (0, 0.0)
-    assert curve_of(accesses_of(short)).best == 0.0
+    assert curve_of(accesses_of(short)).hit_rate(1000) == 0.0
     assert curve_of(accesses_of(short)).needed(0.9) == 1
 
 
@@ -59,7 +59,7 @@ def test_two_conversations_by_turns_need_both_in_the_cache() -> None:
     assert curve.hits.tolist() == [0, 0, 0, 1, 3, 4, 4]
     assert curve.begun_blocks == 1, "where the unfinished end of a prompt is computed"
     assert [curve.needed(share) for share in (0.25, 0.5, 0.75, 1.0)] == [4, 5, 5, 6]
-    assert curve.hit_rate(6) == curve.best == 16 / 44
+    assert curve.hit_rate(6) == curve.hit_rate(curve.most_blocks) == 16 / 44
     assert curve.hit_rate(3) == curve.hit_rate(0) == 0.0
 
 

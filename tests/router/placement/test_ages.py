@@ -37,17 +37,6 @@ def test_the_same_blocks_stand_for_a_prefix_in_every_prompt_that_has_it() -> Non
     assert set(pages_of(prefix, 16)) <= set(pages_of(prefix + rest, 16))
 
 
-def test_cache_content_is_shown_by_its_last_use() -> None:
-    ages = ages_of(10)
-    assert ages.held(0.0) == []
-    ages.routed(range(4), 0.0)
-    ages.routed(range(100, 106), 100.0)
-    ages.routed(range(2), 200.0)
-    assert ages.held(210.0) == [(10.0, 2 * PAGE_TOKENS), (110.0, 6 * PAGE_TOKENS), (210.0, 2 * PAGE_TOKENS)]
-    ages.routed(range(2, 4), 209.9)  # nothing of then is left
-    assert [tokens for _, tokens in ages.held(210.0)][-1] == 6 * PAGE_TOKENS
-
-
 def test_free_room_costs_nothing_and_the_rest_its_price() -> None:
     ages = ages_of(10)
     ages.routed(range(7), 0.0)
