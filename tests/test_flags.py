@@ -25,7 +25,7 @@ OF = {
 def commands(group: click.Group) -> Iterator[tuple[str, click.Command]]:
     ctx = click.Context(group)
     for name in group.list_commands(ctx):
-        command = group.get_command(ctx, name)
+        _, command, _ = group.resolve_command(ctx, [name])
         assert command is not None
         if isinstance(command, click.Group):
             yield from commands(command)

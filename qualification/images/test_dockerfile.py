@@ -24,7 +24,7 @@ SECRETS = re.compile(r"(?i)(password|passwd|secret|token|api_?key)\s*=")
 def command_of(target: str) -> click.Context:
     """The image's command, as its command line is understood."""
     name, *arguments = DOCKER.last(target, "CMD").words
-    command = warmroute.get_command(click.Context(warmroute), name)
+    _, command, _ = warmroute.resolve_command(click.Context(warmroute), [name])
     assert command is not None
     return command.make_context(name, arguments)
 

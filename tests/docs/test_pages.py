@@ -41,7 +41,7 @@ def all_commands() -> Iterator[tuple[str, click.Command]]:
         if isinstance(command, click.Group):
             context = click.Context(command)
             for name in command.list_commands(context):
-                child = command.get_command(context, name)
+                _, child, _ = command.resolve_command(context, [name])
                 assert child is not None, f"{path} lists {name}, which it does not define"
                 pending.append((f"{path} {name}", child))
 
@@ -52,7 +52,7 @@ def unknown_word(line: str) -> str | None:
     for word in shlex.split(line, comments=True)[1:]:
         if not isinstance(command, click.Group) or not re.fullmatch(r"[a-z][a-z-]*", word):
             return None
-        child = command.get_command(click.Context(command), word)
+        _, child, _ = command.resolve_command(click.Context(command, resilient_parsing=True), [word])
         if child is None:
             return word
         command = child

@@ -15,8 +15,9 @@ from fleet.cli import COMMANDS, warmroute
 
 DISPATCH = """
 import sys
+from events.lazy import LazyCommand
 from fleet import cli
-cli.COMMANDS["probe"] = ("probe_cli:probe", "A command that only this test has.")
+cli.warmroute.add_command(LazyCommand("probe", "probe_cli:probe", "A command that only this test has."))
 cli.main()
 """
 

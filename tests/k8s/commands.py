@@ -88,7 +88,7 @@ def _expanded(word: str, known: Mapping[str, str]) -> str:
 def known_variables() -> set[str]:
     """Every WARMROUTE_... that our code reads: as an option's variable, or by its name."""
     context = click.Context(warmroute)
-    commands = [warmroute.get_command(context, name) for name in warmroute.list_commands(context)]
+    commands = [warmroute.resolve_command(context, [name])[1] for name in warmroute.list_commands(context)]
     options = [param for command in commands if command is not None for param in command.params]
     by_option = {param.envvar for param in options if isinstance(param.envvar, str)}
     sources = [path.read_text() for package in PACKAGES for path in (ROOT / package).rglob("*.py")]

@@ -10,7 +10,6 @@ import pytest
 from click.testing import CliRunner
 
 from events.cli import COMMANDS, events
-from events.lazy import load
 from events.sockets.curve import write_keys
 from events.tool.options import StreamOptions, open_target, open_targets
 from tests.events.recorded import record_incident
@@ -91,7 +90,8 @@ def test_a_recording_knows_its_sources_and_the_model_can_be_given_again(tmp_path
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_tool_explains_itself_with_examples(name: str) -> None:
-    command = load(COMMANDS[name][0])
+    _, command, _ = events.resolve_command(click.Context(events), [name])
+    assert command is not None
     text = command.get_help(click.Context(command, info_name=name))
     assert f"warmroute events {name}" in text.partition("Examples:")[2]
     assert command.help is not None
