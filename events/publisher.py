@@ -14,7 +14,6 @@ import os
 import secrets
 import threading
 import time
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -39,35 +38,29 @@ BATCHES_PER_TURN = 256
 WAITING_STATUSES = 100
 
 
-class ReplayBuffer:
+class ReplayBuffer(dict[int, zmq.Frame]):
     """Drops the oldest first. A payload is one ZeroMQ message, whose bytes all receivers share."""
 
     def __init__(self, most_batches: int, most_bytes: int) -> None:
+        super().__init__()
         self.kept_bytes = 0
         self._most_batches = most_batches
         self._most_bytes = most_bytes
-        self._batches: dict[int, tuple[int, zmq.Frame]] = {}  # keyed by position: numbers have holes, positions do not
         self._first = self._end = 0
 
-    def __len__(self) -> int:
-        return self._end - self._first
-
     def append(self, seq: int, payload: zmq.Frame) -> None:
-        self._batches[self._end] = seq, payload
-        self._end += 1
+        self[seq] = payload
+        self._end = seq + 1
         self.kept_bytes += len(payload)
         while self.kept_bytes > self._most_bytes or len(self) > self._most_batches:
-            _, dropped = self._batches.pop(self._first)
+            self.kept_bytes -= len(self.pop(self._first, b""))  # numbers that were skipped are holes
             self._first += 1
-            self.kept_bytes -= len(dropped)
 
     def since(self, start: int) -> Iterator[tuple[int, zmq.Frame]]:
         """Yield batches from `start` to the current newest; batches dropped meanwhile are left out."""
-        end = self._end
-        position = bisect_left(range(self._first, end), start, key=lambda at: self._batches[at][0]) + self._first
-        while (position := max(position, self._first)) < end:
-            yield self._batches[position]
-            position += 1
+        for seq in range(max(start, self._first), self._end):
+            if (payload := self.get(seq)) is not None:
+                yield seq, payload
 
 
 if TYPE_CHECKING:
@@ -122,7 +115,15 @@ class Publisher:
         try:
             if self.config.curve is not None:
                 self._authenticator = self.config.curve.authenticator(self._context)
-            self._open()
+            bind, own = self._bind, self.config
+            self._events = bind(zmq.PUB, own.events, own.high_water_mark)
+            self._replays = bind(zmq.ROUTER, own.replay, WAITING_MESSAGES) if own.replay else None
+            self._status = bind(zmq.PUB, own.status, WAITING_STATUSES) if own.status else None
+            self._snapshots = bind(zmq.ROUTER, own.snapshot, WAITING_MESSAGES) if own.snapshot else None
+            others = self._replays, self._status, self._snapshots
+            self.endpoints = EventEndpoints(
+                self._events.endpoint, *(None if bound is None else bound.endpoint for bound in others)
+            )
             replays = None if self._replays is None else self._replays.socket
             snapshots = None if self._snapshots is None else self._snapshots.socket
             self._transfers = Transfers(replays, self._replay, snapshots, self._snapshot, time.monotonic, self.stats)
@@ -199,10 +200,12 @@ class Publisher:
                 item = self._queue.popleft()
                 if item is None:
                     return
-                if isinstance(item, Load):
-                    self._send_status(item)
-                else:
+                if not isinstance(item, Load):
                     self._send_batch(*item)
+                elif self._status is not None and self._mirror is not None:
+                    blocks, folded = self._mirror.digest()
+                    status = Status(self.incarnation, self.seq, time.time(), blocks, folded, item)
+                    self._status.socket.send_multipart((self._topic, encode_native(status)))
 
     def _poller(self) -> zmq.Poller:
         """Leave requests beyond the rate unread: they wait at their senders."""
@@ -238,20 +241,21 @@ class Publisher:
                 bound.peers.inspect()
 
     def _send_batch(self, ts: float, events: Sequence[KnownEvent]) -> None:
-        if len(self._queue) > self.config.queue_batches:
-            self._skip_batch(events)
-            return
+        """Too far behind, a batch takes a number and reaches the mirror only: a visible gap, repaired by a snapshot."""
+        skipped = len(self._queue) > self.config.queue_batches
         batch = EventBatch(ts, events, self.config.data_parallel_rank)  # type: ignore[arg-type]
         try:
-            payload = encode_batch(batch)
-            self._mirrored(events)
+            payload = self._mirrored(batch, skipped)
         except UNENCODABLE:
-            events = [event for event in events if self._encodes(event)]
-            batch.events = list(events)
-            payload = encode_batch(batch)
-            self._mirrored(events)
+            batch.events = [event for event in events if self._encodes(event)]
+            payload = self._mirrored(batch, skipped)
         # Only now is a number taken: a batch that cannot be encoded leaves no hole that nobody can fill.
         self.seq += 1
+        if skipped:
+            if not self.stats.skipped_batches:
+                log.warning("more than %d batches wait to be sent; skipping batches", self.config.queue_batches)
+            self.stats.skipped_batches += 1
+            return
         shared = zmq.Frame(payload, copy=True)
         self._buffer.append(self.seq, shared)
         socket = self._events.socket
@@ -262,20 +266,11 @@ class Publisher:
         self.stats.events += len(batch.events)
         self.stats.payload_bytes += len(payload)
 
-    def _skip_batch(self, events: Sequence[KnownEvent]) -> None:
-        """Too far behind: the batch takes a number and reaches the mirror only. A visible gap, repaired by snapshot."""
-        if not self.stats.skipped_batches:
-            log.warning("more than %d batches wait to be sent; skipping batches", self.config.queue_batches)
-        self.seq += 1
-        self.stats.skipped_batches += 1
-        try:
-            self._mirrored(events)
-        except UNENCODABLE:
-            self._mirrored([event for event in events if self._encodes(event)])
-
-    def _mirrored(self, events: Sequence[KnownEvent]) -> None:
+    def _mirrored(self, batch: EventBatch, skipped: bool) -> bytes:
+        payload = b"" if skipped else encode_batch(batch)
         if self._mirror is not None:
-            self._mirror.apply(events)
+            self._mirror.apply(batch.events)  # type: ignore[arg-type]
+        return payload
 
     def _encodes(self, event: KnownEvent) -> bool:
         try:
@@ -289,17 +284,10 @@ class Publisher:
             return False
         return True
 
-    def _send_status(self, load: Load) -> None:
-        if self._status is None or self._mirror is None:
-            return
-        digest = self._mirror.digest()
-        status = Status(self.incarnation, self.seq, time.time(), digest.blocks, digest.xor, load)
-        self._status.socket.send_multipart((self._topic, encode_native(status)))
-
     def _replay(self, request: bytes) -> Iterator[Message]:
         for seq, payload in self._buffer.since(int.from_bytes(request, "big")):
             yield self._topic, seq.to_bytes(8, "big"), payload
-        yield (*END_OF_REPLAY[:-1], zmq.Frame(END_OF_REPLAY[-1]))
+        yield b"", END_SEQ, zmq.Frame(b"")
 
     def _snapshot(self) -> list[Message]:
         assert self._mirror is not None
@@ -309,17 +297,6 @@ class Publisher:
         return [(zmq.Frame(payload, copy=True),) for payload in (encode_native(header), *batches)]
 
     # ---- sockets
-
-    def _open(self) -> None:
-        config = self.config
-        self._events = self._bind(zmq.PUB, config.events, config.high_water_mark)
-        self._replays = self._bind(zmq.ROUTER, config.replay, WAITING_MESSAGES) if config.replay else None
-        self._status = self._bind(zmq.PUB, config.status, WAITING_STATUSES) if config.status else None
-        self._snapshots = self._bind(zmq.ROUTER, config.snapshot, WAITING_MESSAGES) if config.snapshot else None
-        self.endpoints = EventEndpoints(
-            self._events.endpoint,
-            *(None if bound is None else bound.endpoint for bound in (self._replays, self._status, self._snapshots)),
-        )
 
     def _bind(self, kind: int, endpoint: str, waiting_messages: int) -> BoundSocket:
         endpoint = offset_port(endpoint, self.config.data_parallel_rank or 0)

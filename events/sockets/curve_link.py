@@ -22,7 +22,7 @@ from events.sockets.link import (
     Link,
     size_of,
 )
-from events.sockets.peers import Ends, ends_of, received_bytes
+from events.sockets.peers import PeerConnection, connection_at
 from events.sockets.zmtp import MAX_PARTS
 
 MESSAGES_PER_TURN = 200
@@ -51,10 +51,11 @@ class CurveLink(Link):
             self._drain_soon()  # the descriptor is edge-triggered: a send may have swallowed its edge
 
     def tick(self) -> None:
-        if self._connection is not None and self._socket is not None:
-            unread_bytes = received_bytes(*self._connection) - self._read_bytes
-            if unread_bytes > 2 * self._most_bytes and not self._socket.poll(0):
-                self._cut_off(f"a message of more than {self._most_bytes:,} bytes")
+        if self._socket is None or self._connection is None or (now := connection_at(self._descriptor)) is None:
+            return
+        unread_bytes = now.received - self._read_bytes if now.ends == self._connection.ends else 0
+        if unread_bytes > 2 * self._most_bytes and not self._socket.poll(0):
+            self._cut_off(f"a message of more than {self._most_bytes:,} bytes")
 
     def close(self) -> None:
         super().close()
@@ -73,7 +74,7 @@ class CurveLink(Link):
         self._monitor: zmq.Socket[bytes] = socket.get_monitor_socket(
             zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
         )
-        self._connection: tuple[int, Ends] | None = None  # its descriptor
+        self._connection: PeerConnection | None = None
         self._read_bytes = 0
         for each in (socket, self._monitor):
             self._loop.add_reader(each.FD, self._drain)
@@ -109,8 +110,8 @@ class CurveLink(Link):
         while self._socket is not None and self._monitor.poll(0):
             event = parse_monitor_message(self._monitor.recv_multipart())
             if event["event"] == zmq.EVENT_CONNECTED:
-                ends = ends_of(int(event["value"]))
-                self._connection = None if ends is None else (int(event["value"]), ends)
+                self._descriptor = int(event["value"])
+                self._connection = connection_at(self._descriptor)
             elif event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._is_made()
             else:

@@ -44,17 +44,16 @@ class PublisherStats(Struct):
     cut_off_peers: int = 0  # they sent too much
 
 
-class Ends(Struct, frozen=True):
-    """Both addresses of a connection: the kernel may give its descriptor to another one, also of this process."""
-
-    own: object
-    peer: object
-
-
 class PeerConnection(Struct):
-    host: str
-    ends: Ends
-    received: int = 0  # bytes
+    ends: tuple[
+        object, object
+    ]  # its addresses: the kernel may give its descriptor to another one, also of this process
+    received: int  # bytes; 0 where the kernel does not say
+
+    @property
+    def host(self) -> object:
+        peer = self.ends[1]
+        return peer[0] if isinstance(peer, tuple) else ""
 
 
 class Peers:
@@ -95,41 +94,32 @@ class Peers:
                 came.pop(descriptor, None)
                 if event["event"] == zmq.EVENT_ACCEPTED:
                     came[descriptor] = None
+        endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         for descriptor in came:
-            if (ends := self._ends(descriptor)) is not None:
-                host = ends.peer[0] if isinstance(ends.peer, tuple) else ""
-                self._connections[descriptor] = PeerConnection(host, ends)
-                self._await_more(descriptor)
-                if len(self._connections) > self._most_peers:
-                    self._refuse_one()
-
-    def _ends(self, descriptor: int) -> Ends | None:
-        """Return None if the descriptor belongs to another connection by now."""
-        ends = ends_of(descriptor)
-        if ends is None or not isinstance(ends.own, tuple):
-            return None if self._endpoint().startswith("tcp:") else ends
-        return ends if self._endpoint().endswith(f":{ends.own[1]}") else None
-
-    def _endpoint(self) -> str:
-        return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
-
-    def _refuse_one(self) -> None:
-        """The newest of the host that has the most: others can always come in."""
-        [(crowd, _)] = Counter(each.host for each in self._connections.values()).most_common(1)
-        descriptor = next(at for at in reversed(self._connections) if self._connections[at].host == crowd)
-        if not self._stats.refused_peers:
-            log.warning("more than %d peers at one event socket; refusing one from %r", self._most_peers, crowd)
-        self._stats.refused_peers += 1
-        self._shut(descriptor)
+            if (connection := connection_at(descriptor)) is None:
+                continue
+            own = connection.ends[0]
+            if not (endpoint.endswith(f":{own[1]}") if isinstance(own, tuple) else endpoint.startswith("ipc:")):
+                continue  # the descriptor belongs to another connection by now
+            self._connections[descriptor] = connection
+            self._await_more(descriptor)
+            if len(self._connections) > self._most_peers:  # refuse the newest of the host that has the most
+                [(crowd, _)] = Counter(each.host for each in self._connections.values()).most_common(1)
+                newest = next(at for at in reversed(self._connections) if self._connections[at].host == crowd)
+                if not self._stats.refused_peers:
+                    log.warning("more than %d peers at one event socket; refusing one from %r", self._most_peers, crowd)
+                self._stats.refused_peers += 1
+                self._shut(newest)
 
     def inspect(self) -> None:
         """Count what came; beyond the limit, close the connection that has sent most of the host that has."""
         for descriptor, _ in self.arrivals.poll(0) if sys.platform == "linux" else ():
             if (connection := self._connections.get(descriptor)) is not None:
-                connection.received = received_bytes(descriptor, connection.ends)
+                now = connection_at(descriptor)
+                connection.received = now.received if now is not None and now.ends == connection.ends else 0
                 self._await_more(descriptor)
         while sum(each.received for each in self._connections.values()) > MAX_BYTES:
-            by_host: Counter[str] = Counter()
+            by_host: Counter[object] = Counter()
             for each in self._connections.values():
                 by_host[each.host] += each.received
             [(host, _)] = by_host.most_common(1)
@@ -154,7 +144,7 @@ class Peers:
     def _shut(self, descriptor: int) -> None:
         connection = self._connections.pop(descriptor)
         with suppress(OSError), _borrowed(descriptor) as borrowed:  # it may be gone already
-            if _ends(borrowed) == connection.ends:
+            if (borrowed.getsockname(), borrowed.getpeername()) == connection.ends:
                 borrowed.shutdown(network.SHUT_RDWR)
 
 
@@ -171,30 +161,17 @@ def _borrowed(descriptor: int) -> Iterator[network.socket]:
         yield borrowed
 
 
-def _ends(connection: network.socket) -> Ends:
-    return Ends(connection.getsockname(), connection.getpeername())
-
-
-def ends_of(descriptor: int) -> Ends | None:
+def connection_at(descriptor: int) -> PeerConnection | None:
+    """Return the connection that has this descriptor now; None if there is none."""
     try:
         with _borrowed(descriptor) as borrowed:
-            return _ends(borrowed)
+            received = 0
+            if _TCP_INFO is not None and borrowed.family != network.AF_UNIX:
+                info = borrowed.getsockopt(network.IPPROTO_TCP, _TCP_INFO, _BYTES_RECEIVED.stop)
+                received = int.from_bytes(info[_BYTES_RECEIVED], "little")
+            return PeerConnection((borrowed.getsockname(), borrowed.getpeername()), received)
     except OSError:
         return None
-
-
-def received_bytes(descriptor: int, ends: Ends) -> int:
-    """Bytes; 0 where the kernel does not say."""
-    if _TCP_INFO is None or not isinstance(ends.peer, tuple):
-        return 0
-    try:
-        with _borrowed(descriptor) as borrowed:
-            if _ends(borrowed) != ends:
-                return 0
-            info = borrowed.getsockopt(network.IPPROTO_TCP, _TCP_INFO, _BYTES_RECEIVED.stop)
-            return int.from_bytes(info[_BYTES_RECEIVED], "little")
-    except OSError:
-        return 0
 
 
 MAX_PART_BYTES = 1024  # the longest message of a peer: a request, a subscription, a handshake
