@@ -3,32 +3,26 @@
 Messages are given in the order of their arrival, and batches once more in the order in which a view has applied them.
 """
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from msgspec import Struct
 from xxhash import xxh3_64_intdigest
 
 from events.analysis import points
-from events.analysis.history import History
 from events.messages import END_SEQ, BadBatch, BlockRemoved, BlockStored, Decoder, RejectedEvent, UnknownEvent
 
 REMEMBERED_BATCHES = 200_000
 
-State = Literal["pass", "fail", "not seen"]
 
-
-class Finding(NamedTuple):
+class Finding(Struct):
     point: points.Point
-    state: State
-    checked: int
-    failed: int
-    example: str | None  # the first failure
-
-
-class _Grade(Struct):
     checked: int = 0
     failed: int = 0
-    example: str | None = None
+    example: str | None = None  # the first failure
+
+    @property
+    def state(self) -> Literal["pass", "fail", "not seen"]:
+        return "fail" if self.failed else "pass" if self.checked else "not seen"
 
 
 class _Replay(Struct):
@@ -45,7 +39,7 @@ class Conformance:
         self.batches = 0
         self.events = 0
         self.notes: list[str] = []
-        self._grades = {point.name: _Grade() for point in points.POINTS}
+        self._findings = {point.name: Finding(point) for point in points.POINTS}
         self._topic: bytes | None = None
         self._replay_frames: int | None = None
         self._begin()
@@ -186,7 +180,7 @@ class Conformance:
 
     def forget(self) -> None:
         """The view begins anew, with the next batch."""
-        self._history = History()
+        self._history = points.History()
         self._decoder = Decoder()
         self._next: int | None = None
 
@@ -234,16 +228,7 @@ class Conformance:
     def findings(self) -> list[Finding]:
         """Judge the remaining checks, and return the grade of each point."""
         self._confirm()
-        return [
-            Finding(
-                point,
-                "fail" if grade.failed else "pass" if grade.checked else "not seen",
-                grade.checked,
-                grade.failed,
-                grade.example,
-            )
-            for point, grade in zip(points.POINTS, self._grades.values(), strict=True)
-        ]
+        return list(self._findings.values())
 
     def _suspect(self, point: str, verdict: points.Verdict, where: str | None = None) -> None:
         if verdict in (points.OK, points.SKIP):
@@ -259,8 +244,8 @@ class Conformance:
     def _grade(self, point: str, verdict: points.Verdict, where: str | None = None) -> None:
         if verdict == points.SKIP:
             return
-        grade = self._grades[point]
-        grade.checked += 1
+        finding = self._findings[point]
+        finding.checked += 1
         if verdict is not points.OK:
-            grade.failed += 1
-            grade.example = grade.example or (f"{where}: {verdict}" if where else verdict)
+            finding.failed += 1
+            finding.example = finding.example or (f"{where}: {verdict}" if where else verdict)

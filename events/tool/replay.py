@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterable
 
 import click
-import msgspec
 import zmq
 from msgspec import Struct, field
 
@@ -108,17 +107,11 @@ def replay(
     except zmq.ZMQError as error:
         raise click.ClickException(str(error)) from error
     if output.json:
-        output.line({"finished": finished, **msgspec.structs.asdict(player.stats)})
+        totals = {"batches": player.batches, "payload_bytes": player.payload_bytes, "replays": player.replays}
+        output.line({"finished": finished, **totals})
         return
-    published, replays = count(player.stats.batches, "batch"), count(player.stats.replays, "replay")
     end = "the end of the recording" if finished else "stopped"
-    output.show(f"{end}: {published} published, {replays} answered")
-
-
-class PlayerStats(Struct):
-    batches: int = 0
-    payload_bytes: int = 0
-    replays: int = 0
+    output.show(f"{end}: {count(player.batches, 'batch')} published, {count(player.replays, 'replay')} answered")
 
 
 class Incarnation(Struct):
@@ -177,7 +170,7 @@ class Player:
         start: Moment | None = None,
     ) -> None:
         """Bind the endpoints; port 0 takes a free one. `speed`: None is as fast as the subscribers can read."""
-        self.stats = PlayerStats()
+        self.batches = self.payload_bytes = self.replays = 0
         self._recording = recording
         self._source = source
         self._speed = speed
@@ -240,9 +233,11 @@ class Player:
                 if len(self._published) > REPLAY_BATCHES:
                     del self._published[next(iter(self._published))]
             if live:
-                self._send(record.frames)
-                self.stats.batches += 1
-                self.stats.payload_bytes += len(record.frames[-1])
+                while not self._is_sent(record.frames):  # at full speed, until the slowest subscriber has read
+                    self._serve(POLL_S)
+                self._serve(0)
+                self.batches += 1
+                self.payload_bytes += len(record.frames[-1])
 
     def stay(self, seconds: float) -> None:
         end_s = time.monotonic() + seconds
@@ -260,32 +255,30 @@ class Player:
             raise zmq.ZMQError(error.errno, f"cannot bind {endpoint}: {zmq.strerror(error.errno or 0)}") from error
         return socket
 
-    def _send(self, frames: list[bytes]) -> None:
-        while True:
-            try:
-                self._events.send_multipart(frames, zmq.NOBLOCK)
-            except zmq.Again:  # it goes at full speed, until the slowest subscriber has read
-                self._serve(POLL_S)
-            else:
-                self._serve(0)
-                return
+    def _is_sent(self, frames: list[bytes]) -> bool:
+        try:
+            self._events.send_multipart(frames, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
 
     def _serve(self, wait_s: float) -> None:
+        """Answer a request, if one comes."""
         if self._replay is None:
             time.sleep(wait_s)
-        elif self._replay.poll(round(wait_s * 1000)):
-            identity, *request = self._replay.recv_multipart()
-            if len(request) == 2 and request[0] == b"" and len(request[1]) <= 8:
-                self._answer(self._replay, identity, int.from_bytes(request[1], "big"))
-
-    def _answer(self, socket: "zmq.Socket[bytes]", identity: bytes, start: int) -> None:
-        self.stats.replays += 1
+            return
+        if not self._replay.poll(round(wait_s * 1000)):
+            return
+        identity, *request = self._replay.recv_multipart()
+        if len(request) != 2 or request[0] != b"" or len(request[1]) > 8:
+            return
+        self.replays += 1
         first = self._current.first
         # Batches that never came live had been published by then.
         before = 2**64 if first is None else max(first, self._next)
         known = {seq: p for seq, p in self._current.replayed.items() if seq < before} | self._published
         topic = [] if self._short else [self._topic]
         for seq in sorted(known)[-REPLAY_BATCHES:]:
-            if seq >= start:
-                socket.send_multipart([identity, b"", *topic, seq.to_bytes(8, "big"), known[seq]])
-        socket.send_multipart([identity, b"", *(END_OF_REPLAY[1:] if self._short else END_OF_REPLAY)])
+            if seq >= int.from_bytes(request[1], "big"):
+                self._replay.send_multipart([identity, b"", *topic, seq.to_bytes(8, "big"), known[seq]])
+        self._replay.send_multipart([identity, b"", *(END_OF_REPLAY[1:] if self._short else END_OF_REPLAY)])

@@ -7,7 +7,7 @@ from typing import Any
 import click
 from rich.text import Text
 
-from events.analysis.history import place_of
+from events.analysis.points import place_of
 from events.cache.changes import Change, Stored
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Event, EventBatch, Frames, Hash
 from events.source import Source
