@@ -13,7 +13,6 @@ from types import TracebackType
 
 import zmq
 
-from events.feed import Feed
 from events.messages import Frames
 from events.native import SNAPSHOT_REQUEST, Status
 from events.sockets.curve_link import CurveLink
@@ -34,8 +33,8 @@ ANSWERS = "replay", "snapshot"
 
 # Called with the socket that frames came by ("events", "replay", "status", "snapshot"; "connected" and "disconnected"
 # without frames, for the event socket) and the frames, before they are acted on; with "tick" after the passing of time
-# changed something; and with "standstill" when this process has not run for long. A feed that is given the same in the
-# same order comes to the same view (recording.py).
+# changed something; and with "standstill" when this process has not run for long. A view that is given the same in the
+# same order comes to the same (recording.py).
 Tap = Callable[[str, Frames], None]
 
 
@@ -70,7 +69,8 @@ class Subscriber:
             raise ValueError(f"a replica named {source.name!r} is already followed; names must differ")
         source.check()
         view = view or source.view()
-        self._sockets[source.name] = _Sockets(self, source, Feed(view, on_status), tap)
+        view.on_status = on_status
+        self._sockets[source.name] = _Sockets(self, source, view, tap)
         if self._timer is None:
             self._wait()
         return view
@@ -116,12 +116,12 @@ class Subscriber:
 
 
 class _Sockets:
-    """The links to one replica, and the feed they serve."""
+    """The links to one replica, and the view they serve."""
 
-    def __init__(self, owner: Subscriber, source: Source, feed: Feed, tap: Tap | None) -> None:
+    def __init__(self, owner: Subscriber, source: Source, view: CacheView, tap: Tap | None) -> None:
         self._context, self._clock = owner._context, owner._clock
         self._source = source
-        self._feed = feed
+        self._view = view
         self._tap = tap
         self.loop = asyncio.get_running_loop()
         self._links: dict[str, Link] = {}  # links by purpose: events, status, replay, snapshot
@@ -180,17 +180,17 @@ class _Sockets:
             self._close(name)
 
     def resync(self, reason: str) -> None:
-        if self._feed.view.busy:
+        if self._view.busy:
             self._doubt = reason
         else:
-            self._act(self._feed.resync(reason, self._clock()))
+            self._act(self._view.perform(self._view.stream.resync(reason, self._clock())))
 
     # ---- a long batch
 
     def _act(self, requests: list[Request]) -> None:
         """Send a step's requests; do the rest of a long step in slices."""
         self._send(requests)
-        if self._feed.view.busy and not self._going and not self._closed:
+        if self._view.busy and not self._going and not self._closed:
             self._going = True
             self._busy_since_s = self._clock()
             self.loop.call_soon(self._go_on)
@@ -198,7 +198,7 @@ class _Sockets:
     def _go_on(self) -> None:
         if self._closed:
             return
-        view = self._feed.view
+        view = self._view
         try:
             self._send(view.go_on())
         finally:
@@ -216,7 +216,7 @@ class _Sockets:
     def _take_waiting(self) -> None:
         """Take messages that arrived during a long batch, one by one: one may be another long batch."""
         self._taking = None
-        if self._closed or self._feed.view.busy:
+        if self._closed or self._view.busy:
             return
         if self._doubt is not None:
             reason, self._doubt = self._doubt, None
@@ -243,22 +243,16 @@ class _Sockets:
                 self._waiting_bytes += size
 
     def _take(self, name: str, frames: Frames) -> None:
-        if name == "connected":
+        if name in self._links or name in ("connected", "disconnected"):
             self._mark(name, frames)
-            self._act(self._feed.connected(self._clock()))
-        elif name == "disconnected":
-            self._mark(name, frames)
-            self._feed.disconnected()
-            if not self._closed and self._links["events"].paused:  # then it has no room for those of requests, too
-                self._drop("replay")
-                self._drop("snapshot")
-        elif name in self._links:
-            self._mark(name, frames)
-            self._act(self._feed.receive(name, frames, self._clock()))
+            self._act(self._view.receive(name, frames, self._clock()))
+        if name == "disconnected" and not self._closed and self._links["events"].paused:
+            self._drop("replay")  # it has no room for these either
+            self._drop("snapshot")
 
     @property
     def _must_wait(self) -> bool:
-        return self._feed.view.busy or bool(self._waiting)
+        return self._view.busy or bool(self._waiting)
 
     # ---- what comes in
 
@@ -290,7 +284,7 @@ class _Sockets:
 
     @property
     def exact(self) -> bool:
-        return self._feed.view.stream.exact
+        return self._view.stream.exact
 
     def tick_late(self) -> None:
         self._stood_still = True
@@ -303,13 +297,13 @@ class _Sockets:
             self._pass(self._clock())
 
     def _pass(self, now_s: float) -> None:
-        stream = self._feed.view.stream
+        stream = self._view.stream
         exact = stream.exact
         if self._stood_still:
             self._stood_still = False
             self._mark("standstill", [])
-            self._act(self._feed.stood_still(now_s))
-        requests = [] if self._closed else self._feed.tick(now_s)
+            self._act(self._view.receive("standstill", [], now_s))
+        requests = [] if self._closed else self._view.receive("tick", [], now_s)
         if self._closed:
             return
         if requests or stream.exact != exact:
@@ -323,7 +317,7 @@ class _Sockets:
             if self._closed:  # a callback has closed it
                 return
             if isinstance(request, Replay):
-                if not self._feed.replay_ended:  # replies to an older request may still come: they go with their socket
+                if not self._view.replay_ended:  # replies to an older request may still come: they go with their socket
                     self._drop("replay")
                 self._ask("replay", self._source.replay, request.start.to_bytes(8, "big"))
             else:
@@ -346,7 +340,7 @@ class _Sockets:
         assert endpoint is not None, f"{self._source.name} has no {name} socket"
         if name not in self._links:
             self._link(name, endpoint, partial(self._answered, name))
-        self._feed.asked(name)
+        self._view.asked(name)
         self._links[name].send([b"", request])
 
     def _close(self, name: str) -> None:

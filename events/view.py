@@ -1,29 +1,38 @@
-"""One replica's cache as its stream tells it: the stream's actions carried out on a decoder and a resolver."""
+"""One replica's cache as its frames tell it, from sockets or a recording, without any I/O."""
 
+import logging
+import math
 from collections.abc import Callable, Generator, Iterable, Iterator
 
 from events.cache.changes import Change, Cleared, Removed
+from events.cache.pool import Digest
 from events.cache.resolver import Resolver
 from events.cache.slices import SLICE_BLOCKS, blocks_of, slices
-from events.messages import AllBlocksCleared, BadBatch, Decoder, Event, EventBatch
+from events.messages import END_SEQ, AllBlocksCleared, BadBatch, Decoder, Event, EventBatch, Frames
+from events.native import SnapshotHeader, Status, decode_snapshot_header, decode_status
 from events.stream.actions import Action, Apply, Compare, Partial, Replay, Reset, Snapshot
 from events.stream.foreign_stream import ForeignStream
+from events.stream.native_stream import OVERSIZED
 from events.stream.stream import Stream
+
+log = logging.getLogger(__name__)
 
 Request = Replay | Snapshot
 
+MAX_SNAPSHOT_BYTES = 256 * 2**20  # some three million blocks
+STRANGE_PAUSE_S = 10.0  # between two lines of the log about messages that are none
 SHORT_BYTES = 16 * 1024  # a batch of this size is applied in one piece
 SHORTEST_BLOCK_BYTES = 16
 
 
 class CacheView:
-    """Feeds `stream`'s actions to `resolver`; what needs a socket is handed back to the caller.
+    """Takes frames with the name of the socket they came by; answers with the requests that are to be sent.
 
     `on_change` gets every change of keys, `on_action` every action after it was carried out (with the decoded batch for
     Apply, None otherwise); both are called in the stream's order.
 
-    `sliced`: apply long batches in slices. While the view is `busy` it may be given nothing more, until `go_on` has
-    done the rest; then `on_action` gets no batches, and a cleared cache is told of as removed blocks first.
+    `sliced`: apply long batches in slices. While the view is `busy` it may be given nothing but statuses, until `go_on`
+    has done the rest; then `on_action` gets no batches, and a cleared cache is told of as removed blocks first.
     """
 
     def __init__(
@@ -41,12 +50,112 @@ class CacheView:
         self.stream: Stream = stream or ForeignStream()
         self.resolver = resolver or Resolver(native=self.stream.native)
         self.decoder = Decoder(skim=skim)
+        self.on_status: Callable[[Status], None] | None = None
         self._on_change = on_change
         self._on_action = on_action
         self._sliced = sliced
         self._rest: Iterator[int] | None = None
         self._requests: list[Request] = []
         self.may_be_cleared = False  # the replica was asked to clear its cache, and no event says so yet
+        self.replay_ended = False  # no reply to the last replay request can still come
+        self._header: SnapshotHeader | None = None
+        self._snapshot: list[bytes] = []
+        self._snapshot_bytes = 0
+        self._model_given = bool(self.resolver.naming.model)
+        self._oversized_logged = False
+        self._strange = 0  # messages that are none
+        self._strange_after_s = -math.inf
+        self._takers = {
+            "events": self._event,
+            "replay": self._replayed,
+            "status": self._status,
+            "snapshot": self._snapshot_part,
+        }
+
+    # ---- frames
+
+    def receive(self, kind: str, frames: Frames, now_s: float) -> list[Request]:
+        """Take a message by its socket, or a mark: "connected", "disconnected", "tick" or "standstill"."""
+        if (taker := self._takers.get(kind)) is not None:
+            return taker(frames, now_s)
+        stream = self.stream
+        if kind == "disconnected":
+            stream.disconnected()
+        marks = {"connected": stream.connected, "tick": stream.tick, "standstill": stream.stood_still}
+        return self.perform(marks[kind](now_s)) if kind in marks else []  # other kinds are a later version's
+
+    def asked(self, socket: str) -> None:
+        """Note a new request: earlier answers belong to an older one."""
+        if socket == "replay":
+            self.replay_ended = False
+        else:
+            self._header, self._snapshot, self._snapshot_bytes = None, [], 0
+
+    def _event(self, frames: Frames, now_s: float) -> list[Request]:
+        if len(frames) != 3 or len(frames[1]) != 8:
+            return self._ignored("events", frames, now_s)
+        return self.perform(self.stream.live(int.from_bytes(frames[1], "big"), frames[2], now_s))
+
+    def _replayed(self, frames: Frames, now_s: float) -> list[Request]:
+        """`[b"", topic, seq, payload]`, or before vLLM 0.26 without the topic."""
+        if len(frames) not in (3, 4) or frames[0] != b"" or len(frames[-2]) != 8:
+            return self._ignored("replay", frames, now_s)
+        if frames[-2] == END_SEQ and frames[-1] == b"":
+            self.replay_ended = True
+            return self.perform(self.stream.replay_ended(now_s))
+        return self.perform(self.stream.replayed(int.from_bytes(frames[-2], "big"), frames[-1], now_s))
+
+    def _status(self, frames: Frames, now_s: float) -> list[Request]:
+        try:
+            status = decode_status(frames[-1])
+        except ValueError:
+            return self._ignored("status", frames, now_s)
+        digest = Digest(status.digest_blocks, status.digest_xor)
+        requests: list[Request] = []
+        if not self.busy:  # within a batch no digest is true
+            requests = self.perform(self.stream.status(status.incarnation, status.seq, digest, now_s))
+        if self.on_status is not None:
+            self.on_status(status)
+        return requests
+
+    def _snapshot_part(self, frames: Frames, now_s: float) -> list[Request]:
+        if len(frames) != 2:
+            return self._ignored("snapshot", frames, now_s)
+        self.stream.progress(now_s)
+        if self._header is None:
+            try:
+                self._header = decode_snapshot_header(frames[1])
+            except ValueError:  # every error of msgspec and of UTF-8 is one
+                return self._ignored("snapshot", frames, now_s)
+        else:
+            self._snapshot.append(frames[1])
+            self._snapshot_bytes += len(frames[1])
+        header, payloads = self._header, self._snapshot
+        if self._snapshot_bytes > MAX_SNAPSHOT_BYTES:
+            self.asked("snapshot")
+            self._ignored("snapshot", frames, now_s)
+            requests = self.perform(self.stream.snapshot_oversized())
+            if self.inexact == OVERSIZED and not self._oversized_logged:
+                self._oversized_logged = True
+                told = "%s: its snapshot is larger than %d bytes; following only changes from now on"
+                log.warning(told, self.name, MAX_SNAPSHOT_BYTES)
+            return requests
+        if len(payloads) < header.batches:
+            return []
+        self.asked("snapshot")
+        if not self._model_given:
+            self.resolver.naming.model = header.model
+        return self.perform(self.stream.snapshot(header.incarnation, header.seq, payloads, now_s))
+
+    def _ignored(self, socket: str, frames: Frames, now_s: float) -> list[Request]:
+        self._strange += 1
+        if now_s >= self._strange_after_s:
+            told = "%s: a message on the %s socket has frames of %s bytes; ignored, as %d in all"
+            log.warning(told, self.name, socket, [len(frame) for frame in frames[:8]], self._strange)
+            self._strange_after_s = now_s + STRANGE_PAUSE_S
+        return []
+
+    # ---- actions
 
     @property
     def busy(self) -> bool:

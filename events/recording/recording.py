@@ -21,17 +21,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from events.feed import Feed
 from events.messages import Frames
 from events.recording.redaction import Redactor
 from events.source import Header, Record, Source
 from events.subscriber import Tap
-from events.view import Request
+from events.view import CacheView
 
 MAGIC = b"\x89WREC1\r\n"
 MARK = b"\xa5\x5aWR"
 HEAD_BYTES = len(MARK) + 8
-SOCKETS = ("events", "replay", "status", "snapshot")
 FLUSH_EVERY_S = 1.0
 # A tick is marked after it has changed something: its deadlines must be over at the recorded time, rounding included.
 TICK_LATE_S = 1e-6
@@ -185,7 +183,7 @@ class Recording:
 
     def replay_into(
         self,
-        feed: Feed,
+        view: CacheView,
         source: Source,
         until: Moment | None = None,
         on_record: Callable[[Record], None] | None = None,
@@ -200,8 +198,8 @@ class Recording:
                 return
             if on_record is not None:
                 on_record(record)
-            feed_record(feed, record)
-            if until.seq is not None and feed.view.stream.last_seq >= until.seq:
+            feed_record(view, record)
+            if until.seq is not None and view.stream.last_seq >= until.seq:
                 return
 
     def _body(self, offset: int) -> bytes | None:
@@ -226,21 +224,11 @@ class Recording:
         return found
 
 
-def feed_record(feed: Feed, record: Record) -> None:
-    """One record to the feed of its source; the requests that follow were sent back then."""
-    requests: list[Request] = []
-    if record.kind == "connected":
-        requests = feed.connected(record.time)
-    elif record.kind == "disconnected":
-        feed.disconnected()
-    elif record.kind == "tick":
-        requests = feed.tick(record.time + TICK_LATE_S)
-    elif record.kind == "standstill":
-        requests = feed.stood_still(record.time)
-    elif record.kind in SOCKETS:  # anything else is a later version's
-        requests = feed.receive(record.kind, record.frames, record.time)
-    for request in requests:
-        feed.asked(type(request).__name__.lower())
+def feed_record(view: CacheView, record: Record) -> None:
+    """Give one record to the view of its source; the requests that follow were sent back then."""
+    at_s = record.time + TICK_LATE_S if record.kind == "tick" else record.time
+    for request in view.receive(record.kind, record.frames, at_s):
+        view.asked(type(request).__name__.lower())
 
 
 def redacted_copy(recording: Recording, path: str | Path, *, force: bool = False) -> Recorder:

@@ -9,7 +9,6 @@ import click
 import zmq
 from msgspec import Struct, field
 
-from events.feed import Feed
 from events.publisher import END_OF_REPLAY, is_local
 from events.recording.recording import Moment, Recording, feed_record
 from events.source import Record, Source
@@ -127,13 +126,12 @@ class Incarnations(CacheView):
     def __init__(self, source: Source) -> None:
         super().__init__(source.name, source.stream())
         self.all = [Incarnation()]
-        self._feed = Feed(self)
         self._kind = ""
 
     def take(self, record: Record) -> Incarnation:
         """Return the incarnation that sent this record."""
         self._kind = record.kind
-        feed_record(self._feed, record)
+        feed_record(self, record)
         latest = self.all[-1]
         if latest.first is None:
             latest.first = record.seq

@@ -15,7 +15,6 @@ import click
 from events.analysis.statistics import Statistics
 from events.analysis.tree import Tree
 from events.cache.changes import Change
-from events.feed import Feed
 from events.messages import EventBatch, Frames
 from events.recording.recording import Moment, Recording
 from events.source import Record, Source
@@ -79,7 +78,7 @@ class Stream:
             self.at_s = record.time
             self.received(record.kind, record.frames)
 
-        self.recording.replay_into(Feed(self.view), self.source, moment, on_record)
+        self.recording.replay_into(self.view, self.source, moment, on_record)
 
     def tap(self, kind: str, frames: Frames) -> None:
         self.at_s = time.time()

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from events.feed import Feed
 from events.native import Status
 from events.recording.recording import Recording, feed_record
 from events.source import Record, Source
+from events.view import CacheView
 from lab.incident.comparison import Beside, beside
 from lab.incident.facts import Fact, Run, Survey, status_of
 from lab.replay.state import ReplayState, ReplicaReplay
@@ -74,10 +74,10 @@ class RecordedReplica(ReplicaReplay):
         self.candidate.ages = self.ages = LoggedAges()
         self.in_step_s: float | None = None  # time from which its events are complete, by the recorder's clock
         self.last_report_ts: float | None = None
-        self._feed: Feed | None = None
+        self._view: CacheView | None = None
         if source is not None:
             own, is_named = replace(source, name=name), hashes_are_keys or source.native
-            self._feed = Feed(ReplicaFeed(placement.index, self.candidate.slot, own, hashes_are_keys=is_named).view)
+            self._view = ReplicaFeed(placement.index, self.candidate.slot, own, hashes_are_keys=is_named).view
         self._incarnation: int | None = None
         self._records: deque[Record] = deque()
         self._statuses: deque[TimedStatus] = deque()
@@ -86,15 +86,15 @@ class RecordedReplica(ReplicaReplay):
 
     @property
     def is_recorded(self) -> bool:
-        return self._feed is not None
+        return self._view is not None
 
     @property
     def last_seq(self) -> int:
-        return -1 if self._feed is None else self._feed.view.stream.last_seq
+        return -1 if self._view is None else self._view.stream.last_seq
 
     @property
     def inexact(self) -> str | None:
-        return None if self._feed is None else self._feed.view.inexact
+        return None if self._view is None else self._view.inexact
 
     def take(self, record: Record, offset_s: float, reports: Mapping[float, Report]) -> None:
         """Queue a record of its own. `offset_s`: the recorder's clock minus the router's."""
@@ -106,15 +106,15 @@ class RecordedReplica(ReplicaReplay):
 
     def apply_events(self, seq: int, now_s: float, *, alone: bool) -> None:
         """Apply its events up to this batch; `now_s` by the recorder's clock. `alone`: gaps are not repaired."""
-        feed = self._feed
-        if feed is None:
+        view = self._view
+        if view is None:
             return
         while self._records and self._is_due(self._records[0], seq, now_s):
             record = self._records.popleft()
-            feed_record(feed, record)
-            if alone and feed.view.stream.repairing:
-                feed.tick(record.time)
-            if self.in_step_s is None and feed.view.inexact is None:
+            feed_record(view, record)
+            if alone and view.stream.repairing:
+                view.receive("tick", [], record.time)
+            if self.in_step_s is None and view.inexact is None:
                 self.in_step_s = record.time
 
     def _is_due(self, record: Record, seq: int, now_s: float) -> bool:

@@ -1,12 +1,11 @@
 """A made-up foreign engine, and recordings of it over a network with chosen losses."""
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from hashlib import sha256
 from pathlib import Path
 
 from events.cache.groups import Layout
-from events.feed import Feed
 from events.messages import BlockRemoved, BlockStored, EventBatch, Hash, KnownEvent, encode_batch
 from events.publisher import END_OF_REPLAY
 from events.recording.recording import Moment, Recorder, Recording, feed_record, redacted_copy
@@ -66,7 +65,7 @@ class Line:
     """A recorder's view behind a line. Every message that arrives is recorded and fed, at a time of its own."""
 
     def __init__(self, recorder: Recorder, source: Source = SOURCE, started_s: float = 1000.0) -> None:
-        self.feed = Feed(source.view())
+        self.view = source.view()
         self.recorder = recorder
         self.now_s = started_s
         self.sent: list[bytes] = []
@@ -77,9 +76,7 @@ class Line:
         self.now_s += 0.001
         record = Record(self.now_s, 0, kind, frames)
         self.recorder.write(record)
-        requests: Sequence[Request] = (
-            self.feed.connected(self.now_s) if kind == "connected" else self.feed.receive(kind, frames, self.now_s)
-        )
+        requests = self.view.receive(kind, frames, self.now_s)
         self.on_record(record)
         self._answer(requests)
 
@@ -93,22 +90,22 @@ class Line:
         end_s = self.now_s + seconds
         while self.now_s < end_s:
             self.now_s += 0.02
-            exact = self.feed.view.stream.exact
-            requests = self.feed.tick(self.now_s)
-            if requests or self.feed.view.stream.exact != exact:
+            exact = self.view.stream.exact
+            requests = self.view.receive("tick", [], self.now_s)
+            if requests or self.view.stream.exact != exact:
                 self.recorder.write(Record(self.now_s, 0, "tick", []))
             self._answer(requests)
 
     def restart(self) -> None:
         self.sent = []
         self.recorder.write(Record(self.now_s, 0, "disconnected", []))
-        self.feed.disconnected()
+        self.view.receive("disconnected", [], self.now_s)
         self.arrive("connected", [])
 
     def _answer(self, requests: Iterable[Request]) -> None:
         for request in requests:
             assert isinstance(request, Replay)
-            self.feed.asked("replay")
+            self.view.asked("replay")
             for seq, payload in enumerate(list(self.sent)):
                 if seq >= request.start and self.keep_replays(seq):
                     self.arrive("replay", [b"", TOPIC, seq.to_bytes(8, "big"), payload])
@@ -130,9 +127,9 @@ def record_incident(
                 engine.chains = []
             line.publish(engine.step(), lost=chance.random() < 0.2)
         line.wait(2.0)
-        assert line.feed.view.stream.exact
-        assert line.feed.view.stream.stats.gaps > 2
-        assert line.feed.view.stream.stats.restarts == restart
+        assert line.view.stream.exact
+        assert line.view.stream.stats.gaps > 2
+        assert line.view.stream.stats.restarts == restart
     return engine
 
 
@@ -153,13 +150,13 @@ Index = tuple[dict[tuple[str, int], set[int]], Layout | None, str | None]
 
 def indexes(recording: Recording) -> list[Index]:
     """The keys of every group, the layout, and why the view is inexact, after each record."""
-    feed = Feed(recording.sources[0].view())
+    view = recording.sources[0].view()
     found: list[Index] = []
     for record in recording.records():
-        feed_record(feed, record)
-        resolver = feed.view.resolver
+        feed_record(view, record)
+        resolver = view.resolver
         held = {name: set(pool.held) for name, pool in resolver.pools.items() if pool.held}
-        found.append((held, resolver.groups.layout, feed.view.inexact))
+        found.append((held, resolver.groups.layout, view.inexact))
     return found
 
 
@@ -168,5 +165,5 @@ def replay_into_view(
 ) -> CacheView:
     """The replica's cache as the recorder knew it at a moment, or at the end."""
     view = next(own for own in recording.sources if own.name == source.name).view()
-    recording.replay_into(Feed(view), source, Moment(until_time, seq=until_seq))
+    recording.replay_into(view, source, Moment(until_time, seq=until_seq))
     return view

@@ -14,7 +14,6 @@ import pytest
 import zmq
 
 from events.cache.resolver import Resolver
-from events.feed import Feed
 from events.messages import EventBatch, Frames, encode_batch
 from events.native import Load
 from events.publisher import END_OF_REPLAY, Publisher
@@ -117,7 +116,7 @@ def open_sockets(context: "zmq.Context[zmq.Socket[bytes]]") -> list["zmq.Socket[
 
 def sockets_of(context: "zmq.Context[zmq.Socket[bytes]]", source: Source) -> _Sockets:
     owner = cast(Subscriber, SimpleNamespace(_context=context, _clock=time.monotonic))
-    return _Sockets(owner, source, Feed(source.view()), None)
+    return _Sockets(owner, source, source.view(), None)
 
 
 # ---- closing

@@ -104,7 +104,7 @@ async def test_while_a_long_batch_is_applied_the_index_says_so_and_heartbeats_ar
 async def test_statuses_within_a_long_batch_make_no_turn_longer(liar: Liar) -> None:
     async with routing() as router:
         await exact(router, liar)
-        view = router.feeds._subscriber._sockets["r"]._feed.view
+        view = router.feeds._subscriber._sockets["r"]._view
         before = len(router.statuses)
         slices = 0
         go_on = view.go_on
@@ -163,8 +163,8 @@ async def test_what_comes_within_a_long_batch_is_bounded_and_a_gap_where_it_is_t
         for payload in payloads:
             liar.publish(payload)
         feed = router.feeds._subscriber._sockets["r"]
-        await until(lambda: feed._feed.view.busy)
-        while feed._feed.view.busy or feed._waiting:
+        await until(lambda: feed._view.busy)
+        while feed._view.busy or feed._waiting:
             assert feed._waiting_bytes <= 10_000
             await asyncio.sleep(0)
         liar.publish(batch(stored([77], 1, [])))
@@ -192,7 +192,7 @@ async def test_an_answer_longer_than_what_may_wait_is_read_whole(native: bool, m
 
             await until(followed)
             answering.cancel()
-            assert feed._feed.view.resolver.resident_blocks() == 90_000
+            assert feed._view.resolver.resident_blocks() == 90_000
             assert router.state("r").lost_batches == 0
 
 
@@ -362,10 +362,10 @@ async def test_an_endless_snapshot_is_refused(liar: Liar, batches: int) -> None:
 
 
 async def test_a_snapshot_that_does_not_end_takes_bounded_memory(liar: Liar, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("events.feed.MAX_SNAPSHOT_BYTES", 1_000_000)
+    monkeypatch.setattr("events.view.MAX_SNAPSHOT_BYTES", 1_000_000)
     async with routing() as router:
         router.follow("r", liar.source)
-        feed = router.feeds._subscriber._sockets["r"]._feed
+        feed = router.feeds._subscriber._sockets["r"]._view
         await liar.answer_snapshot(*[bytes(100_000)] * 30, batches=60_000)
         await until(lambda: feed._strange > 0)
         assert feed._snapshot_bytes <= 1_100_000
@@ -376,7 +376,7 @@ async def test_a_snapshot_that_does_not_end_takes_bounded_memory(liar: Liar, mon
 async def test_messages_that_are_none_do_not_fill_the_log(liar: Liar, caplog: pytest.LogCaptureFixture) -> None:
     async with routing() as router:
         await exact(router, liar)
-        feed = router.feeds._subscriber._sockets["r"]._feed
+        feed = router.feeds._subscriber._sockets["r"]._view
         with caplog.at_level(logging.WARNING):
             for _ in range(200):
                 liar.events.send_multipart([b"", b"?"])
@@ -577,6 +577,6 @@ async def test_a_status_with_figures_that_cannot_be_is_not_heard(liar: Liar, loa
         await exact(router, liar)
         raw = {"incarnation": 1, "seq": -1, "ts": 0.0, "digest_blocks": 0, "digest_xor": 0, "load": load}
         liar.status.send_multipart([b"", msgspec.msgpack.encode(raw)])
-        feed = router.feeds._subscriber._sockets["r"]._feed
+        feed = router.feeds._subscriber._sockets["r"]._view
         await until(lambda: feed._strange == 1 or bool(router.statuses))
         assert not router.statuses

@@ -10,7 +10,6 @@ import pytest
 
 from events.analysis.conformance import Conformance, Finding
 from events.analysis.points import POINTS
-from events.feed import Feed
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KnownEvent, encode_batch
 from events.source import Source
 from events.tool.conform import Graded
@@ -68,14 +67,13 @@ class Grading:
     def __init__(self, *, can_replay: bool = True) -> None:
         source = Source("s", "tcp://a:1", "tcp://a:2" if can_replay else None)
         self._graded = Graded(Target("s", [source]), source)
-        self._feed = Feed(self._graded.view)
-        self._feed.connected(0.0)
+        self._graded.view.receive("connected", [], 0.0)
         self.grades = self._graded.grades
 
     def take(self, kind: str, *messages: Frames) -> None:
         for frames in messages:
             self._graded.received(kind, frames)
-            self._feed.receive(kind, frames, 0.0)
+            self._graded.view.receive(kind, frames, 0.0)
 
 
 def grade(live: list[Frames], *replays: tuple[int, list[Frames]], can_replay: bool = False) -> Conformance:

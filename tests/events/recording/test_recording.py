@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from events.feed import Feed
 from events.recording.recording import HEAD_BYTES, MAGIC, MARK, BadRecording, Recorder, Recording, feed_record
 from events.source import Record, Source
+from events.view import CacheView
 from tests.events.recorded import SOURCE, TOPIC, Engine, Line, record_incident, replay_into_view
 from tests.events.resident import copies
 
@@ -171,8 +171,7 @@ def test_a_tap_records_times_that_never_run_backwards(tmp_path: Path, monkeypatc
 # ---- the view
 
 
-def summary(feed: Feed) -> Any:
-    view = feed.view
+def summary(view: CacheView) -> Any:
     return copies(view.resolver), view.resolver.keys(), msgspec.to_builtins(view.stream.stats), view.inexact
 
 
@@ -183,7 +182,7 @@ def test_a_replayed_view_is_the_recorders_own_at_every_moment(tmp_path: Path, se
     with Recorder(tmp_path / "a.wre", [SOURCE]) as recorder:
         line = Line(recorder)
         line.keep_replays = lambda _: chance.random() < 0.97
-        line.on_record = lambda record: truth.append((record, summary(line.feed)))
+        line.on_record = lambda record: truth.append((record, summary(line.view)))
         line.arrive("connected", [])
         for step in range(120):
             if step in (50, 90):
@@ -193,17 +192,17 @@ def test_a_replayed_view_is_the_recorders_own_at_every_moment(tmp_path: Path, se
             if chance.random() < 0.1:
                 line.wait(chance.random() * 3)
         line.wait(1)
-        end = summary(line.feed)
-        assert line.feed.view.stream.stats.lost_batches > 0
+        end = summary(line.view)
+        assert line.view.stream.stats.lost_batches > 0
     recording = Recording(tmp_path / "a.wre")
-    feed = Feed(recording.sources[0].view())
+    view = recording.sources[0].view()
     seen: list[Any] = []
     for record in recording.records():
-        feed_record(feed, record)
+        feed_record(view, record)
         if record.kind not in ("tick", "disconnected"):
-            seen.append((record, summary(feed)))
+            seen.append((record, summary(view)))
     assert seen == truth
-    assert summary(Feed(replay_into_view(recording, SOURCE))) == end
+    assert summary(replay_into_view(recording, SOURCE)) == end
 
 
 def test_a_view_at_a_batch_and_at_a_time(tmp_path: Path) -> None:
@@ -214,7 +213,7 @@ def test_a_view_at_a_batch_and_at_a_time(tmp_path: Path) -> None:
         line.arrive("connected", [])
         for _ in range(20):
             line.publish(engine.step())
-            sizes.append((line.now_s, line.feed.view.resolver.resident_blocks()))
+            sizes.append((line.now_s, line.view.resolver.resident_blocks()))
     recording = Recording(tmp_path / "a.wre")
     for seq, (now_s, blocks) in enumerate(sizes):
         assert replay_into_view(recording, SOURCE, until_seq=seq).resolver.resident_blocks() == blocks

@@ -12,7 +12,6 @@ import pytest
 from events.blocks import block_keys, root_key
 from events.cache.hash_chain import pickled
 from events.cache.pool import fold
-from events.feed import Feed
 from events.messages import BlockRemoved, BlockStored, EventBatch, Hash, KnownEvent, decode_batch, encode_batch
 from events.native import Load, SnapshotHeader, Status, encode_native
 from events.recording.recording import Recorder, Recording, feed_record, redacted_copy
@@ -45,11 +44,10 @@ def leaks(content: bytes, engine: Engine) -> list[object]:
 
 def states(recording: Recording) -> list[tuple[object, ...]]:
     """The view's state after each record."""
-    feed = Feed(recording.sources[0].view())
+    view = recording.sources[0].view()
     found: list[tuple[object, ...]] = []
     for record in recording.records():
-        feed_record(feed, record)
-        view = feed.view
+        feed_record(view, record)
         facts = view.inexact, view.resolver.resident_blocks(), msgspec.to_builtins(view.stream.stats)
         stats = {name: value for name, value in facts[2].items() if name != "payload_bytes"}
         found.append((record.time, record.kind, view.resolver.keys(), facts[0], facts[1], stats))

@@ -14,7 +14,6 @@ import msgspec
 
 from events.blocks import block_keys, root_key
 from events.cache.resolver import Resolver
-from events.feed import Feed
 from events.messages import BlockRemoved, BlockStored, EventBatch, Hash, KnownEvent, encode_batch
 from events.native import Load, SnapshotHeader, Status, encode_native
 from events.recording.recording import Recorder
@@ -46,7 +45,6 @@ class Replica:
         self.candidate = Candidate(name, index.add(), limit=512)
         self.figures = ReplicaLoad(self.candidate, block_size=SIZE, total_blocks=200)
         self.view = ReplicaFeed(index, self.candidate.slot, msgspec.structs.replace(self.source, name=name)).view
-        self.feed = Feed(self.view)
         self.report: Report | None = None
 
 
@@ -100,9 +98,9 @@ class Scene:
     def _connect(self, replica: Replica) -> None:
         """Router and recorder ask for a snapshot at once, and get it."""
         header = encode_native(SnapshotHeader(7, -1, 1.0, 0, MODEL))
-        replica.feed.connected(self.now_s)
-        replica.feed.asked("snapshot")
-        replica.feed.receive("snapshot", [b"", header], self.now_s)
+        replica.view.receive("connected", [], self.now_s)
+        replica.view.asked("snapshot")
+        replica.view.receive("snapshot", [b"", header], self.now_s)
         number = self.replicas.index(replica)
         self.records += [
             Record(ZERO_S + self.now_s, number, "connected", []),
@@ -137,7 +135,7 @@ class Scene:
         self.records.append(Record(ZERO_S + to_recorder_s, number, socket, frames))
 
     def _heard(self, replica: Replica, socket: str, frames: list[bytes]) -> None:
-        requests = replica.feed.receive(socket, frames, self.now_s)
+        requests = replica.view.receive(socket, frames, self.now_s)
         assert not requests, requests
 
     def _delay_s(self, number: int, to: str) -> float:

@@ -7,7 +7,6 @@ import pytest
 
 from events.blocks import block_keys, root_key
 from events.cache.resolver import Resolver
-from events.feed import Feed
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KnownEvent, encode_batch
 from events.mirror import Mirror
 from events.native import Load, SnapshotHeader, Status, encode_native
@@ -17,10 +16,10 @@ from events.stream.states import StreamConfig
 from events.view import CacheView, Request
 
 
-def native_feed(model: str = "") -> Feed:
-    feed = Feed(CacheView("r", NativeStream(), Resolver(model, native=True)))
-    feed.connected(0.0)
-    return feed
+def native_view(model: str = "") -> CacheView:
+    view = CacheView("r", NativeStream(), Resolver(model, native=True))
+    view.receive("connected", [], 0.0)
+    return view
 
 
 @pytest.mark.parametrize(
@@ -39,21 +38,21 @@ def native_feed(model: str = "") -> Feed:
 def test_strange_frames_are_reported_and_ignored(
     socket: str, frames: list[bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
-    feed = native_feed()
+    view = native_view()
     with caplog.at_level(logging.WARNING):
-        assert feed.receive(socket, frames, 0.0) == []
+        assert view.receive(socket, frames, 0.0) == []
     assert f"a message on the {socket} socket" in caplog.text
-    assert not feed.view.stream.exact
+    assert not view.stream.exact
 
 
 def test_the_model_follows_the_replica_unless_it_was_given() -> None:
-    told, untold = native_feed("given"), native_feed()
+    told, untold = native_view("given"), native_view()
     for model in ("one", "two"):
-        for feed in (told, untold):
-            feed.connected(1.0)
-            feed.asked("snapshot")
-            feed.receive("snapshot", [b"", msgspec.msgpack.encode(SnapshotHeader(1, 1, 0.0, 0, model))], 1.0)
-        assert (told.view.resolver.naming.model, untold.view.resolver.naming.model) == ("given", model)
+        for view in (told, untold):
+            view.receive("connected", [], 1.0)
+            view.asked("snapshot")
+            view.receive("snapshot", [b"", msgspec.msgpack.encode(SnapshotHeader(1, 1, 0.0, 0, model))], 1.0)
+        assert (told.resolver.naming.model, untold.resolver.naming.model) == ("given", model)
 
 
 ROOT = root_key("m", None, None, 1)
@@ -67,8 +66,8 @@ def block(number: int) -> int:
 class Replica:
     """A native replica that answers every snapshot request; it says how many it was sent."""
 
-    def __init__(self, feed: Feed) -> None:
-        self.feed = feed
+    def __init__(self, view: CacheView) -> None:
+        self.view = view
         self.mirror = Mirror()
         self.seq = -1
         self.now_s = 0.0
@@ -96,16 +95,16 @@ class Replica:
             digest = self.mirror.digest()
             status = Status(self.incarnation, self.seq, 0.0, digest.blocks, digest.xor, Load())
             self.receive("status", [b"", encode_native(status)])
-            self.answer(self.feed.tick(self.now_s))
+            self.answer(self.view.receive("tick", [], self.now_s))
 
     def receive(self, socket: str, frames: list[bytes]) -> None:
-        self.answer(self.feed.receive(socket, frames, self.now_s))
+        self.answer(self.view.receive(socket, frames, self.now_s))
 
     def answer(self, requests: list[Request]) -> None:
         for request in requests:
             assert isinstance(request, Snapshot)
             self.asked += 1
-            self.feed.asked("snapshot")
+            self.view.asked("snapshot")
             payloads = self.mirror.snapshot(0.0)
             header = SnapshotHeader(self.incarnation, self.seq, 0.0, len(payloads), "m")
             for part in (encode_native(header), *payloads):
@@ -113,15 +112,15 @@ class Replica:
 
     @property
     def inexact(self) -> str:
-        return self.feed.view.inexact or ""
+        return self.view.inexact or ""
 
 
 @pytest.fixture
 def replica() -> Replica:
-    feed = Feed(CacheView("r", NativeStream(StreamConfig(can_replay=False)), Resolver("m", native=True)))
-    replica = Replica(feed)
+    view = CacheView("r", NativeStream(StreamConfig(can_replay=False)), Resolver("m", native=True))
+    replica = Replica(view)
     replica.holds(5)
-    replica.answer(feed.connected(0.0))
+    replica.answer(view.receive("connected", [], 0.0))
     return replica
 
 
@@ -133,14 +132,14 @@ def test_a_replica_with_more_blocks_than_are_kept_is_inexact_and_asked_once(
     replica.speaks(600)
     assert replica.asked == 1
     assert "more than 100 blocks" in replica.inexact
-    assert replica.feed.view.resolver.resident_blocks() == 100
+    assert replica.view.resolver.resident_blocks() == 100
     replica.publish([BlockRemoved([block(number) for number in range(60)], "GPU")])
     replica.speaks(60)
     assert (replica.asked, replica.inexact) == (2, ""), "frames left unread are read once there is room"
 
 
 def test_a_replica_that_claims_more_than_its_pool_has_is_not_asked_again(replica: Replica) -> None:
-    replica.feed.view.resolver.capacity.limit(100)
+    replica.view.resolver.capacity.limit(100)
     replica.holds(500)
     replica.speaks(600)
     assert replica.asked == 1
@@ -155,7 +154,7 @@ def test_a_loss_in_a_full_view_is_still_repaired(replica: Replica, monkeypatch: 
     replica.holds(100)
     replica.speaks(10)
     assert (replica.asked, replica.inexact) == (1, "")
-    replica.feed.view.resolver.apply([BlockRemoved([block(7)], "GPU")])
+    replica.view.resolver.apply([BlockRemoved([block(7)], "GPU")])
     replica.speaks(60)
     assert (replica.asked, replica.inexact) == (2, "")
 
@@ -163,22 +162,22 @@ def test_a_loss_in_a_full_view_is_still_repaired(replica: Replica, monkeypatch: 
 def test_a_snapshot_too_long_to_be_read_is_asked_for_twice_and_no_more(
     replica: Replica, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("events.feed.MAX_SNAPSHOT_BYTES", 1000)
+    monkeypatch.setattr("events.view.MAX_SNAPSHOT_BYTES", 1000)
     replica.holds(100)
-    replica.answer(replica.feed.connected(replica.now_s))
+    replica.answer(replica.view.receive("connected", [], replica.now_s))
     asked = replica.asked
     for blocks in range(100, 200, 2):
         replica.holds(blocks)
         replica.speaks(20)
     assert replica.asked == asked + 1
     assert "snapshot" in replica.inexact
-    assert {block(197)} <= replica.feed.view.resolver.keys(), "live batches are applied"
+    assert {block(197)} <= replica.view.resolver.keys(), "live batches are applied"
     assert caplog.text.count("snapshot is larger than") == 1
     replica.seq += 3  # and what is lost is not asked for
     replica.holds(210)
     replica.speaks(20)
     assert replica.asked == asked + 1
-    assert {block(209)} <= replica.feed.view.resolver.keys()
+    assert {block(209)} <= replica.view.resolver.keys()
     replica.publish([AllBlocksCleared()])
     replica.speaks(20)
     assert replica.inexact == ""
@@ -188,18 +187,18 @@ def test_a_snapshot_too_long_to_be_read_is_asked_for_twice_and_no_more(
 def test_a_snapshot_that_was_too_long_is_asked_for_again_when_there_is_a_reason(
     replica: Replica, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
-    monkeypatch.setattr("events.feed.MAX_SNAPSHOT_BYTES", 1000)
+    monkeypatch.setattr("events.view.MAX_SNAPSHOT_BYTES", 1000)
     replica.holds(100)
-    replica.answer(replica.feed.connected(replica.now_s))
+    replica.answer(replica.view.receive("connected", [], replica.now_s))
     replica.speaks(60)
     asked = replica.asked
     replica.holds(5)
     replica.speaks(60)
     assert replica.asked == asked
     if reason == "connected again":
-        replica.answer(replica.feed.connected(replica.now_s))
+        replica.answer(replica.view.receive("connected", [], replica.now_s))
     elif reason == "somebody asks for it":
-        replica.answer(replica.feed.resync("doubted", replica.now_s))
+        replica.answer(replica.view.perform(replica.view.stream.resync("doubted", replica.now_s)))
     else:
         replica.incarnation += 1
     replica.speaks(60)
