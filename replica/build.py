@@ -1,4 +1,4 @@
-"""Builds the native engine's runner: on a CPU, on a GPU, or on several."""
+"""Builds the native engine's runner: on a CPU or on a GPU."""
 
 import logging
 from pathlib import Path
@@ -20,19 +20,15 @@ log = logging.getLogger(__name__)
 
 def build(config: EngineConfig) -> Runner:
     """Load the model and take the memory for its KV; ValueError, OSError or MemoryError where that cannot be."""
-    has_gpu, ranks = torch.cuda.is_available(), config.tensor_parallel_size
+    has_gpu = torch.cuda.is_available()
     if config.device == "cuda" and not has_gpu:
         raise ValueError(f"--device cuda: torch {torch.__version__} sees no GPU here; use --device cpu, or fix it")
     if config.device == "cpu" or not has_gpu:
-        if ranks > 1:
-            raise ValueError(f"--tensor-parallel-size {ranks} takes {ranks} GPUs; on a CPU give more --threads instead")
         return build_on_cpu(config)
-    from replica.device import accelerator, build, leader  # they ask for more to be installed
+    from replica.device import accelerator, build  # they ask for more to be installed
 
     try:
-        if ranks > 1:
-            return leader.lead(config)
-        return build.build_with(config, accelerator.Accelerator(), build.Team())
+        return build.build_with(config, accelerator.Accelerator())
     except torch.OutOfMemoryError as error:
         said, advice = str(error).partition(". ")[0], "lower --gpu-memory-utilization or --max-num-batched-tokens"
         raise MemoryError(f"{said}; {advice}") from error

@@ -60,7 +60,6 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     device: DeviceName = "auto"  # native: a GPU if there is one
     attention: str = "auto"  # native: a name of `kernels.backends`
     threads: int = 1  # native, on a CPU: of torch
-    tensor_parallel_size: int = 1  # native: GPUs that share the model
     gpu_memory_utilization: float = 0.9  # native, on a GPU: of its memory, whoever takes the rest
     graphs: bool = True  # native, on a GPU: of steps that only decode
     lora_modules: tuple[LoraModule, ...] = ()  # native: to load at the start

@@ -60,7 +60,6 @@ def main(arguments: Sequence[str]) -> int:
             clock = WallClock()
             config = within_cache(config)
             runner = make_runner(config, clock)
-            stack.callback(runner.close)
             if not config.num_blocks:
                 config = within_cache(msgspec.structs.replace(config, num_blocks=runner.num_blocks))
             neighbours = make_neighbours(config, runner)
@@ -364,9 +363,4 @@ def describe(stats: messages.Stats) -> str:
 
 
 if __name__ == "__main__":
-    status = main(sys.argv[1:])
-    if "replica.device.ranks" in sys.modules:
-        zmq.Context.instance().term()
-        sys.stderr.flush()
-        os._exit(status)  # NCCL, at its end, would wait for ranks that are gone
-    sys.exit(status)
+    sys.exit(main(sys.argv[1:]))

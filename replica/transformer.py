@@ -15,7 +15,6 @@ from kernels.paged import AnyStep, Attention, LayerCache
 from kernels.pointwise import Heads, Pointwise
 from replica.lora.adapter import Adapters, Changing, Place
 from replica.model.config import ModelConfig
-from replica.model.ranks import ALONE, Ranks
 
 ROTATION_BYTES = 4  # a float32
 MAX_ROTATION_BYTES = 8_000_000_000  # some ten million positions of the largest heads
@@ -28,30 +27,23 @@ class Source(Protocol):
 
 
 class Transformer:
-    """`hidden` runs the layers; `logits` or `head` ends it for the rows that are to be sampled."""
+    """`hidden` runs the layers; `logits` ends it for the rows that are to be sampled."""
 
     def __init__(
-        self,
-        config: ModelConfig,
-        weights: Source,
-        max_model_len: int,
-        pointwise: Pointwise | None = None,
-        ranks: Ranks = ALONE,
+        self, config: ModelConfig, weights: Source, max_model_len: int, pointwise: Pointwise | None = None
     ) -> None:
         self.config = config
-        self.ranks = ranks
         self.pointwise = pointwise or Pointwise()
-        self.own = own = ranks.share.own(config)  # the shapes of this rank's share
-        width, vocabulary = config.hidden_size, own.vocab_size
+        width, vocabulary = config.hidden_size, config.vocab_size
         self._embedding = weights.take("model.embed_tokens.weight", vocabulary, width)
         self.dtype, self.device = self._embedding.dtype, self._embedding.device
-        self._layers = [Layer(own, weights, index, self.pointwise, ranks) for index in range(config.num_layers)]
+        self._layers = [Layer(config, weights, index, self.pointwise) for index in range(config.num_layers)]
         self._norm = weights.take("model.norm.weight", width)
         # A packed copy of its own, where the embedding is shared: a packed matrix has no rows to look up.
         head = self._embedding if config.tie_word_embeddings else weights.take("lm_head.weight", vocabulary, width)
         self._head = linear(head)
         self._rotation = rotation(config, max_model_len).to(self.device, self.dtype)
-        self.adapters = Adapters(config, self._embedding, ranks)
+        self.adapters = Adapters(config, self._embedding)
 
     def hidden(
         self,
@@ -62,31 +54,26 @@ class Transformer:
         adapted: Changing | None = None,
     ) -> Tensor:
         """Compute the last layer's hidden states, and store the rows' KV in the caches."""
-        rows, delta = self.ranks.look_up(self._embedding, token_ids), None
+        rows, delta = self._embedding[token_ids], None
         turn = self._rotation[step.positions]
         for layer, cache in zip(self._layers, caches, strict=True):
             rows, delta = layer.run(rows, delta, turn, step, cache, attention, adapted)
         return rows if delta is None else rows + delta
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[rows, vocabulary] in float32, of rows that the first rank chose."""
-        return self.head(self.ranks.spread(hidden))
-
-    def head(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """[rows, vocabulary] in float32, of rows that all ranks have."""
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """[rows, vocabulary] in float32."""
         _, rows = self.pointwise.add_norm(hidden, None, self._norm, self.config.rms_norm_eps)
-        logits = self.ranks.join(self._head(rows))
+        logits = self._head(rows)
         return logits.float() if out is None else out.copy_(logits)
 
 
 class Layer:
     """Attention and MLP, each after a norm and added to its input."""
 
-    def __init__(self, config: ModelConfig, weights: Source, index: int, pointwise: Pointwise, ranks: Ranks) -> None:
+    def __init__(self, config: ModelConfig, weights: Source, index: int, pointwise: Pointwise) -> None:
         name = f"model.layers.{index}."
         self._index = index
         self._pointwise = pointwise
-        self._ranks = ranks
         self._eps = config.rms_norm_eps
         width, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
         queries, keys = config.num_heads * head_dim, config.num_kv_heads * head_dim
@@ -120,11 +107,11 @@ class Layer:
         qkv = self._product(self._qkv, inputs, Place.QKV, adapted)
         queries = self._pointwise.turn_and_store(qkv, self._heads, turn, cache, step)
         attended = attention.attend(queries, cache, step).flatten(1)
-        delta = self._ranks.add(self._product(self._output, attended, Place.OUTPUT, adapted))
+        delta = self._product(self._output, attended, Place.OUTPUT, adapted)
         rows, inputs = self._pointwise.add_norm(rows, delta, self._post_norm, self._eps)
         if adapted is None:
-            return rows, self._ranks.add(tiled(lambda tile: self._mlp(tile, None), inputs))
-        return rows, self._ranks.add(self._mlp(inputs, adapted))  # the projection knows its rows by their numbers
+            return rows, tiled(lambda tile: self._mlp(tile, None), inputs)
+        return rows, self._mlp(inputs, adapted)  # the projection knows its rows by their numbers
 
     def _mlp(self, inputs: Tensor, adapted: Changing | None) -> Tensor:
         gate_up = self._product(self._gate_up, inputs, Place.GATE_UP, adapted)

@@ -66,8 +66,7 @@ def _ours(task: Task, host: str) -> tuple[str, ...]:
     where += ["--kv-host", host, "--kv-port", "0"]
     life = ["--set=die_with_parent=true", "--drain-timeout", f"{plan.drain_timeout_s:g}"]
     files = _given({"--tokenizer": plan.tokenizer, "--chat-template": plan.chat_template, "--role": plan.role})
-    ranks = ["--tensor-parallel-size", str(plan.tensor_parallel)] if plan.tensor_parallel > 1 else []
-    return tuple(module("fleet", "replica", *device, *plan.options, *what, *where, *life, *files, *ranks))
+    return tuple(module("fleet", "replica", *device, *plan.options, *what, *where, *life, *files))
 
 
 # ---- other engines

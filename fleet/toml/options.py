@@ -34,7 +34,6 @@ OWN_OF_ROUTER = {
 OWN_OF_REPLICA = {
     **{key: _below_models(key) for key in ("model", "engine", "tokenizer", "chat_template", "drain_timeout", "role")},
     "served_model_name": _below_models("name"),
-    "tensor_parallel_size": _below_models("tensor_parallel"),
     "api_key": _below_models("api_key_env"),
     **_leave_out("host", "port", "events_host", "events_port", "events_topic", "replica_name", "die_with_parent"),
     **_leave_out("kv_host", "kv_port"),

@@ -54,7 +54,6 @@ class FleetTable(Struct, kw_only=True):
 
 
 class ResourcesTable(Struct, frozen=True, kw_only=True):
-    # Those of engines that compute there follow tensor_parallel.
     cpus: plan.Amount | UnsetType = UNSET
     gpus: plan.Amount | UnsetType = UNSET
     custom: dict[str, plan.SomeAmount] = {}
@@ -171,9 +170,9 @@ def _check(table: ModelTable, name: str) -> None:
     if len(name) > LONGEST_NAME:
         message = f"the name {shown(name)} has {len(name)} characters; write name, with {LONGEST_NAME} at most"
         raise Mistake(message, "name" if table.name else "model")
-    if table.tensor_parallel > 1 and table.engine == "simulated":
-        message = f"tensor_parallel is {table.tensor_parallel}, but the simulated engine computes nothing; leave it out"
-        raise Mistake(message, "tensor_parallel")
+    if table.tensor_parallel > 1 and table.engine in OURS:
+        message = f"is {table.tensor_parallel}, but a replica of ours takes one GPU; use {' or '.join(FOREIGN)}"
+        raise Mistake(f"tensor_parallel {message}", "tensor_parallel")
     if table.engine in OURS and table.resume is not UNSET:
         message = f"resume is for {' and '.join(FOREIGN)}; leave it out, ours go on elsewhere if the router lets them"
         raise Mistake(message, "resume")
@@ -231,9 +230,9 @@ def _replicas(table: ModelTable) -> int:
 
 def _resources(table: ModelTable) -> Resources:
     """Return the resources; by default as many devices as the engine uses. Ray places an actor on one node."""
-    asked, parallel, is_foreign = table.resources, table.tensor_parallel, table.engine in FOREIGN
-    cpus = asked.cpus if asked.cpus is not UNSET else float(parallel if table.engine == "native" else 1)
-    gpus = asked.gpus if asked.gpus is not UNSET else float(parallel if is_foreign or parallel > 1 else 0)
+    asked, parallel = table.resources, table.tensor_parallel
+    cpus = asked.cpus if asked.cpus is not UNSET else 1.0
+    gpus = asked.gpus if asked.gpus is not UNSET else float(parallel if table.engine in FOREIGN else 0)
     with within("resources"):
         if gpus > 1 and not gpus.is_integer():
             raise Mistake(f"gpus is {gpus:g}; write a whole number, or a fraction below 1 to share one", "gpus")
@@ -251,8 +250,6 @@ def _words(table: ModelTable) -> tuple[str, ...]:
         if table.engine in FOREIGN:
             return foreign_words(table.engine, table.options)
         beside: dict[str, object] = {"model": "demo", "engine": table.engine}
-        if table.engine == "native":
-            beside["tensor_parallel_size"] = table.tensor_parallel
         return own_words(REPLICA_TABLE, table.options, OWN_OF_REPLICA, beside, replica_configure.check_combinations)
 
 

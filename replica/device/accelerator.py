@@ -19,13 +19,6 @@ class Memory(NamedTuple):
     own: int  # the bytes that this process has taken for tensors
 
 
-class Span(NamedTuple):
-    """A device's memory before a model was loaded, and after."""
-
-    before: Memory
-    after: Memory
-
-
 class Accelerator:
     """A CUDA device, which becomes the current one."""
 
@@ -78,8 +71,7 @@ class Accelerator:
     def capture(self, run: Callable[[], object], pool: Any) -> Replay:
         """Return a function that repeats, in the same memory, all work that `run` gives to the device."""
         graph = torch.cuda.CUDAGraph()
-        # NCCL looks after its work on a thread of its own, which is no part of the graph.
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=pool):
             run()
         return graph.replay
 
@@ -96,3 +88,31 @@ class Accelerator:
         run()
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
+
+
+PIECE_BYTES = 64 << 20
+
+
+class Uploads:
+    """Tensors go through two pieces of pinned memory in turns: while the device reads one, the other is filled."""
+
+    def __init__(self, accelerator: Accelerator, piece_bytes: int = PIECE_BYTES) -> None:
+        self._accelerator = accelerator
+        self._hosts = [accelerator.host_bytes(piece_bytes) for _ in range(2)]
+        self._waits: list[Wait] = [lambda: None, lambda: None]
+        self._piece_bytes = piece_bytes
+
+    def send(self, tensor: Tensor) -> Tensor:
+        """Return the tensor on the device; work that is given to the device from now on finds it there."""
+        sent = torch.empty(tensor.shape, dtype=tensor.dtype, device=self._accelerator.device)
+        source, target = (whole.view(-1).view(torch.uint8) for whole in (tensor.contiguous(), sent))
+        for begin in range(0, len(source), self._piece_bytes):
+            piece = source[begin : begin + self._piece_bytes]
+            self._hosts.reverse()
+            self._waits.reverse()
+            self._waits[0]()
+            host = self._hosts[0][: len(piece)]
+            host.copy_(piece)
+            target[begin : begin + len(piece)].copy_(host, non_blocking=True)
+            self._waits[0] = self._accelerator.mark()
+        return sent

@@ -4,23 +4,29 @@ import logging
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
+
+from kernels.backends import ChosenAttention, choose
+from kernels.paged import Attention, KvShape, LayerCache
+from kernels.pointwise import Pointwise
 from replica.cache.chain import Chain
 from replica.config import EngineConfig
-from replica.device.accelerator import Accelerator, Span
-from replica.device.orders import Limits, Size, decode_sizes, mixed_sizes
-from replica.device.parts import Parts, limits_of, load
+from replica.device.accelerator import Accelerator, Memory, Uploads
+from replica.device.memory import DeviceMemory
 from replica.device.runner import DeviceRunner
-from replica.device.steps import Steps
-from replica.lora.adapter import Adapters
+from replica.device.sizes import Limits, Size, decode_sizes, mixed_sizes
+from replica.device.steps import Draw, Steps
 from replica.lora.slots import ANY
 from replica.messages import Sampling
-from replica.model.config import ModelConfig
+from replica.model.config import ModelConfig, read_config
 from replica.model.progress import progress_of
-from replica.model.ranks import ALONE, Ranks
 from replica.model.sizing import GIGABYTE, blocks_in, kv_memory
+from replica.model.weights import Weights
 from replica.runners.request import Request
+from replica.transformer import Transformer
 
 log = logging.getLogger(__name__)
 
@@ -35,60 +41,107 @@ class Needs(NamedTuple):
     graphs: int
 
 
-class Team:
-    """The processes that compute the model: here this one alone."""
+class Loaded(NamedTuple):
+    """A model on the device, and kernels that work there."""
 
-    ranks: Ranks = ALONE
+    model: Transformer
+    attention: Attention[Any]
+    draw: Draw
 
-    def wait_loaded(self, adapters: Adapters) -> None:
-        """Wait until the others have loaded their shares of the model and of the same adapters."""
-
-    def runner(self, parts: Parts, config: EngineConfig, accelerator: Accelerator, blocks: int) -> DeviceRunner:
-        return DeviceRunner(*parts.with_kv(blocks, config, accelerator, Steps))
-
-    def spans(self) -> list[Span]:
-        """Return what has happened to the memory of the others' devices."""
-        return []
+    def runner(self, blocks: int, config: EngineConfig, accelerator: Accelerator) -> DeviceRunner:
+        """Take memory for so many blocks, and one more for padding."""
+        kv = new_caches(self.model, blocks + 1, config.block_size)
+        steps = Steps(self.model, self.attention, self.draw, layers_of(kv), limits_of(config), accelerator)
+        return DeviceRunner(steps, DeviceMemory(kv, accelerator))
 
 
-def build_with(config: EngineConfig, accelerator: Accelerator, team: Team) -> DeviceRunner:
+def build_with(config: EngineConfig, accelerator: Accelerator) -> DeviceRunner:
     before = accelerator.memory()
-    parts = load(config, accelerator, team.ranks)
-    team.wait_loaded(parts.model.adapters)
+    loaded = load(config, accelerator)
+    model = loaded.model
     # Plain torch computes with as many tokens as there may be: in a graph it always would.
-    has_graphs = config.graphs and parts.attention.name != "torch"
+    has_graphs = config.graphs and loaded.attention.name != "torch"
     limits = limits_of(config)
-    if not parts.model.pointwise.adapts_in_graphs:
+    if not model.pointwise.adapts_in_graphs:
         limits = limits._replace(adapters=0)
-    sizes = sizes_of(limits, parts.model.own) if has_graphs else ()
+    sizes = sizes_of(limits, model.config) if has_graphs else ()
 
-    needs = measured(team.runner(parts, config, accelerator, 1), sizes, accelerator)
-    spans = [Span(before, accelerator.memory()), *team.spans()]
-    bytes_per_token = parts.model.own.kv_bytes_per_token(config.dtype)
-    blocks = config.num_blocks or min(
-        blocks_that_fit(span, config.gpu_memory_utilization, needs, config.block_size, bytes_per_token)
-        for span in spans
+    needs = measured(loaded.runner(1, config, accelerator), sizes, accelerator)
+    after, bytes_per_token = accelerator.memory(), model.config.kv_bytes_per_token(config.dtype)
+    blocks = config.num_blocks or blocks_that_fit(
+        before, after, config.gpu_memory_utilization, needs, config.block_size, bytes_per_token
     )
-    runner = team.runner(parts, config, accelerator, blocks)
+    runner = loaded.runner(blocks, config, accelerator)
     runner.steps.rehearse_copy()
     capture_all(runner, sizes)
-    ranks = config.tensor_parallel_size
     log.info(
-        "%s: %s, %.1f M parameters, %s, on %s%s, attention %s, the rest %s, %.2f GB of KV, %.2f GB for a step, "
-        "%d graphs",
+        "%s: %s, %.1f M parameters, %s, on %s, attention %s, the rest %s, %.2f GB of KV, %.2f GB for a step, %d graphs",
         Path(config.model_path).name,
-        parts.model.config.architecture,
-        parts.model.config.parameters / 1e6,
+        model.config.architecture,
+        model.config.parameters / 1e6,
         config.dtype,
-        f"{ranks} GPUs, each of which holds a share: " if ranks > 1 else "",
         accelerator.name,
-        parts.attention.name,
-        parts.model.pointwise.name,
+        loaded.attention.name,
+        model.pointwise.name,
         blocks * config.block_size * bytes_per_token / GIGABYTE,
         needs.step / GIGABYTE,
         len(sizes),
     )
     return runner
+
+
+def load(config: EngineConfig, accelerator: Accelerator) -> Loaded:
+    """Choose the kernels, and load the model and the adapters that are named at the start."""
+    folder, dtype = Path(config.model_path), getattr(torch, config.dtype)
+    model_config = read_config(folder)
+    groups = model_config.num_heads // model_config.num_kv_heads
+    shape = KvShape(dtype, config.block_size, model_config.head_dim, groups)
+    choice = choose(config.attention, "cuda", shape)
+    for name, reason in choice.passed.items():
+        log.warning("attention %s cannot be used: %s", name, reason)
+    pointwise, draw = kernels_for(choice, shape)
+    with Weights(folder, dtype, Uploads(accelerator).send) as weights:
+        model = Transformer(model_config, weights, config.max_model_len, pointwise)
+        weights.finish()
+    model.adapters.load_named(config)
+    return Loaded(model, choice.attention, draw)
+
+
+def limits_of(config: EngineConfig) -> Limits:
+    adapters = config.max_loras if config.lora_modules or config.loads_adapters else 0
+    return Limits(config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len, adapters)
+
+
+def kernels_for(choice: ChosenAttention, shape: KvShape) -> tuple[Pointwise, Draw]:
+    """Ours, if Triton works here, whatever attention does; it was tried where attention is ours, too."""
+    if choice.attention.name not in ("triton", "torch"):
+        try:
+            choice = choose("triton", "cuda", shape)
+        except ValueError as error:
+            log.warning("norms, rotations and draws are torch's, which is slower: %s", error)
+            choice = choose("torch", "cuda", shape)
+    if choice.attention.name == "torch":
+        from kernels.sampling import draw
+
+        return Pointwise(), draw
+    from kernels.gpu.pointwise import TritonPointwise
+    from kernels.gpu.sampling import draw as fused_draw
+
+    return TritonPointwise(), fused_draw
+
+
+def new_caches(model: Transformer, num_blocks: int, block_size: int) -> Tensor:
+    """Allocate the caches of all layers, [layers, 2, num_blocks, ...].
+
+    In memory a block's KV is in one piece, all layers together: so it is copied to and from the host at once.
+    """
+    config = model.config
+    shape = (num_blocks, config.num_layers, 2, block_size, config.num_kv_heads, config.head_dim)
+    return torch.zeros(shape, dtype=model.dtype, device=model.device).movedim(0, 2)
+
+
+def layers_of(caches: Tensor) -> list[LayerCache]:
+    return [LayerCache(keys, values) for keys, values in caches]
 
 
 def sizes_of(limits: Limits, config: ModelConfig) -> tuple[Size, ...]:
@@ -158,9 +211,10 @@ def capture_all(runner: DeviceRunner, sizes: tuple[Size, ...]) -> None:
 # ---- shares of the memory
 
 
-def blocks_that_fit(span: Span, utilization: float, needs: Needs, block_size: int, bytes_per_token: int) -> int:
+def blocks_that_fit(
+    before: Memory, loaded: Memory, utilization: float, needs: Needs, block_size: int, bytes_per_token: int
+) -> int:
     """Compute how many blocks fit; other processes' memory is unavailable."""
-    before, loaded = span
     weights = loaded.own - before.own
     workspace = needs.step + needs.graphs
     left = min(kv_memory(before.total, utilization, weights, workspace), loaded.free - workspace)

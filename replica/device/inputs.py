@@ -91,16 +91,6 @@ def end_of(places: Mapping[str, ByteRange]) -> int:
     return max(place.end for place in places.values())
 
 
-def packed(counts: Counts, arrays: Mapping[str, NDArray[Any]]) -> memoryview:
-    """The bytes of all arrays in their places; all but the end of each is given, and the rest is zero."""
-    places = places_of(counts)
-    whole = np.zeros(end_of(places), np.uint8)
-    for name, (begin, end) in places.items():
-        given = arrays[name]
-        whole[begin:end].view(TYPES[name])[: len(given)] = given
-    return whole.data
-
-
 class Staging:
     """Two pieces of host memory take turns: while the device may still read one, the next step goes into the other."""
 
@@ -114,12 +104,17 @@ class Staging:
     def nbytes(self) -> int:
         return self._device.nbytes
 
-    def send(self, counts: Counts, inputs: memoryview) -> Inputs:
+    def send(self, counts: Counts, arrays: Mapping[str, NDArray[Any]]) -> Inputs:
+        """All but the end of each array is given, and the rest is zero."""
         self._hosts.reverse()
-        size = len(inputs)
-        self._hosts[0].numpy()[:size] = np.frombuffer(inputs, np.uint8)
+        places = places_of(counts)
+        size, host = end_of(places), self._hosts[0].numpy()
+        host[:size] = 0
+        for name, (begin, end) in places.items():
+            given = arrays[name]
+            host[begin:end].view(TYPES[name])[: len(given)] = given
         self._device[:size].copy_(self._hosts[0][:size], non_blocking=True)
-        return self._views.get(counts) or self._views_of(places_of(counts))
+        return self._views.get(counts) or self._views_of(places)
 
     def fixed(self, counts: Counts) -> Inputs:
         """The memory that inputs of these counts always have."""
@@ -152,19 +147,22 @@ class Row:
 
 
 class BlockTables:
-    """The host's side: tables for `count` requests of up to `width` blocks, and an empty row for padding."""
+    """Tables for `count` requests of up to `width` blocks, and an empty row for padding."""
 
-    def __init__(self, count: int, width: int) -> None:
-        self.mirror = np.zeros((count + 1, width), np.int32)
+    def __init__(self, count: int, width: int, accelerator: Accelerator) -> None:
+        self.table = torch.zeros(count + 1, width, dtype=torch.int32, device=accelerator.device)
+        self.mirror = np.zeros((count + 1, width), np.int32)  # the host's
         self.width = width
         self.empty_row = count
         self._free = list(range(count))
         self._taken: dict[int, Row] = {}
         self._places: list[Numbers] = []
         self._blocks: list[Numbers] = []
+        self._accelerator = accelerator
+        self._hosts = [accelerator.host_bytes(UPDATE_BYTES) for _ in range(2)]  # used in turn, as the inputs' are
 
     def of(self, requests: Sequence[Request]) -> list[int]:
-        """The row of each, with all of its blocks on the host; `news` tells the device."""
+        """The row of each, with all of its blocks on the host; `deliver` tells the device."""
         numbers = []
         for request in requests:
             row = self._taken.get(request.id)
@@ -185,30 +183,17 @@ class BlockTables:
             numbers.append(row.number)
         return numbers
 
-    def news(self) -> memoryview:
-        """Return what has been written since the last call: places in the table, and as many blocks."""
+    def deliver(self) -> None:
+        """Send what was written since the last call to the device, in the order of its work."""
         if not self._places:
-            return memoryview(b"")
+            return
         news = np.concatenate((*self._places, *self._blocks))
         self._places.clear()
         self._blocks.clear()
-        return news.data.cast("B")
-
-
-class DeviceTables:
-    def __init__(self, count: int, width: int, accelerator: Accelerator) -> None:
-        self.table = torch.zeros(count + 1, width, dtype=torch.int32, device=accelerator.device)
-        self._accelerator = accelerator
-        self._hosts = [accelerator.host_bytes(UPDATE_BYTES) for _ in range(2)]  # used in turn, as the inputs' are
-
-    def deliver(self, news: memoryview) -> None:
-        """Send new entries to the device, in the order of its work."""
-        if not news:
-            return
         self._hosts.reverse()
-        if self._hosts[0].numel() < len(news):
-            self._hosts[0] = self._accelerator.host_bytes(2 * len(news))
-        host = self._hosts[0][: len(news)]
-        host.numpy()[:] = np.frombuffer(news, np.uint8)
+        if self._hosts[0].numel() < news.nbytes:
+            self._hosts[0] = self._accelerator.host_bytes(2 * news.nbytes)
+        host = self._hosts[0][: news.nbytes]
+        host.numpy().view(np.int64)[:] = news
         places, blocks = host.to(self.table.device, non_blocking=True).view(torch.int64).view(2, -1)
         self.table.view(-1)[places] = blocks.int()

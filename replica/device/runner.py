@@ -1,6 +1,6 @@
 """The runner on a device; the host reads one step's results while the next one computes.
 
-Here requests become orders (`replica.device.steps`), and what was drawn becomes their tokens.
+Here requests become orders for `replica.device.steps`, and what was drawn becomes their tokens.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,9 +13,9 @@ from torch import Tensor
 
 from kernels.adapters import ROOM, Cut, cut
 from replica.device.accelerator import Accelerator
-from replica.device.inputs import BlockTables, Counts, Numbers, packed
-from replica.device.orders import Capture, Order, Size
-from replica.device.steps import Steps
+from replica.device.inputs import Counts, Numbers
+from replica.device.sizes import Size
+from replica.device.steps import Order, Steps
 from replica.messages import TokenLogprobs
 from replica.runners.request import Scheduled
 from replica.runners.runner import BlockMemory, Finish, SampledToken
@@ -50,7 +50,7 @@ class DeviceRunner:
         self.num_blocks, self.block_size = steps.num_blocks, steps.block_size
         self.limits, accelerator = steps.limits, steps.accelerator
         self._accelerator: Accelerator = accelerator
-        self._tables = BlockTables(self.limits.requests, -(-self.limits.tokens // self.block_size))
+        self._tables = steps.tables
         self._masks = Masks(self.limits.requests, self.vocab_size, accelerator)
         self._received = [accelerator.host_bytes(steps.drawn.nbytes).view(torch.int64) for _ in range(2)]  # take turns
         self._drawers: dict[int, int] = {}  # requests that drew a token in the last step, and its place
@@ -58,9 +58,6 @@ class DeviceRunner:
     @property
     def own_bytes(self) -> int:
         return self.steps.own_bytes + self._masks.nbytes
-
-    def close(self) -> None:
-        self.steps.close()
 
     # ---- one step
 
@@ -113,20 +110,17 @@ class DeviceRunner:
         if fits_graph and not scores:
             size = self.steps.size_for(rows, sequences - decoding, adapted=bool(adapters))
         counts = Counts(rows, sequences, len(tiles.tiles)) if size is None else self.limits.counts(size)
-        order = Order(
+        return Order(
             counts,
-            packed(counts, self._arrays(counts, ordered, table_rows, tiles)),
-            self._tables.news(),
+            self._arrays(counts, ordered, table_rows, tiles),
             # The batch's order matters: a block that one request copies from may be a later one's to write on.
             [scheduled.copy for scheduled in batch if scheduled.copy is not None],
-            size,
             adapters,
+            size,
+            decoding,
+            longest_prefill=max((one.tokens for one in ordered[decoding:]), default=0),
+            longest=max(scheduled.start + scheduled.tokens for scheduled in ordered),
         )
-        if size is None:
-            order.decoding = decoding
-            order.longest_prefill = max((one.tokens for one in ordered[decoding:]), default=0)
-            order.longest = max(scheduled.start + scheduled.tokens for scheduled in ordered)
-        return order
 
     def _receive(self, drawing: Mapping[int, Scheduled], order: Sequence[int]) -> Finish:
         self._received.reverse()
@@ -198,8 +192,7 @@ class DeviceRunner:
 
     def capture(self, size: Size) -> None:
         """Larger ones have to come first."""
-        counts = self.limits.counts(size)
-        self.steps.capture(Capture(size, packed(counts, self._arrays(counts, (), np.zeros(0, np.int64), NO_TILES))))
+        self.steps.capture(size, self._arrays(self.limits.counts(size), (), np.zeros(0, np.int64), NO_TILES))
 
 
 def _and(given: NDArray[Any], missing: int, otherwise: int) -> NDArray[Any]:

@@ -5,10 +5,11 @@ inputs, the model, the draw. Where all decode, and in small steps with few promp
 graph.
 """
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.adapters import Tiles
@@ -16,13 +17,27 @@ from kernels.paged import Attention, LayerCache
 from kernels.spans import Copy
 from kernels.tables import Mixed, TableStep
 from replica.device.accelerator import Accelerator, Replay
-from replica.device.inputs import DeviceTables, Inputs, Staging
-from replica.device.orders import MIXED_PROMPTS, Capture, Limits, Order, Size, size_for
+from replica.device.inputs import BlockTables, Counts, Inputs, Staging
+from replica.device.sizes import MIXED_PROMPTS, Limits, Size, size_for
 from replica.lora.adapter import Changing
 from replica.lora.slots import Slots, SlottedRows
 from replica.transformer import Transformer
 
 Draw: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
+
+
+class Order(NamedTuple):
+    """Do the copies, then compute the rows; sequences that decode come first."""
+
+    counts: Counts
+    inputs: Mapping[str, NDArray[Any]]  # the arrays of `Inputs`
+    copies: Sequence[Copy]
+    adapters: Sequence[str]
+    size: Size | None  # the size of the graph to replay
+    # Steps without one need these:
+    decoding: int  # sequences
+    longest_prefill: int  # rows of a sequence that does not
+    longest: int  # tokens of a sequence, with what is cached
 
 
 class Computed(NamedTuple):
@@ -37,23 +52,21 @@ class Steps:
         self,
         model: Transformer,
         attention: Attention[TableStep],
-        draw: Draw | None,
+        draw: Draw,
         caches: Sequence[LayerCache],
         limits: Limits,
         accelerator: Accelerator,
     ) -> None:
-        """With `draw` None nothing is drawn, and no logits are kept: that is the first rank's work."""
         self.model = model
         self.attention = attention
         self.caches = caches
         self.num_blocks, self.block_size = len(caches[0].keys) - 1, caches[0].keys.shape[1]
         self.limits = limits
         self.accelerator = accelerator
-        self._tables = DeviceTables(limits.requests, -(-limits.tokens // self.block_size), accelerator)
+        self.tables = BlockTables(limits.requests, -(-limits.tokens // self.block_size), accelerator)
         self._staging = Staging(limits.largest, accelerator)
         self._draw = draw
-        logits = (limits.requests if draw else 0, model.config.vocab_size)
-        self.logits = torch.zeros(logits, device=accelerator.device)
+        self.logits = torch.zeros(limits.requests, model.config.vocab_size, device=accelerator.device)
         self.drawn = torch.zeros(limits.requests, dtype=torch.int64, device=accelerator.device)
         self.graphs: dict[Size, Replay] = {}
         self._sizes: dict[tuple[bool, bool], tuple[int, ...]] = {}  # each kind's numbers of rows, in ascending order
@@ -65,17 +78,14 @@ class Steps:
     @property
     def own_bytes(self) -> int:
         """Beside weights and KV; the logits four times, because steps in which clients shape them keep copies."""
-        return 4 * self.logits.nbytes + self._tables.table.nbytes + self._staging.nbytes
+        return 4 * self.logits.nbytes + self.tables.table.nbytes + self._staging.nbytes
 
     @torch.inference_mode()
     def run(self, order: Order) -> Computed:
-        self._tables.deliver(order.news)
+        self.tables.deliver()
         if order.copies:
             self.model.pointwise.copy(self.caches, order.copies)
         inputs = self._staging.send(order.counts, order.inputs)
-        if self.slots is not None:
-            for name in order.adapters:
-                self.slots.of(name)
         if order.size is not None:
             self.graphs[order.size]()
             return Computed(inputs, None)
@@ -86,14 +96,10 @@ class Steps:
         """Run in the final memory, whose size is part of the compiled code."""
         self.model.pointwise.copy(self.caches, [Copy(self.num_blocks, self.num_blocks, 1)])
 
-    def close(self) -> None:
-        """End the other processes that take part in steps, if there are any."""
-
     def draw_all(self, inputs: Inputs) -> None:
-        if self._draw is not None:
-            count = len(inputs.points)
-            shapes = inputs.temperatures, inputs.top_ks, inputs.top_ps, inputs.min_ps
-            self._draw(self.logits[:count], *shapes, inputs.points, self.drawn[:count])
+        count = len(inputs.points)
+        shapes = inputs.temperatures, inputs.top_ks, inputs.top_ps, inputs.min_ps
+        self._draw(self.logits[:count], *shapes, inputs.points, self.drawn[:count])
 
     def size_for(self, rows: int, prompts: int, *, adapted: bool = False) -> Size | None:
         """The size of the smallest graph for such a step."""
@@ -103,10 +109,11 @@ class Steps:
         return None if place is None else Size(prompts > 0, place, adapted)
 
     @torch.inference_mode()
-    def capture(self, order: Capture) -> None:
-        size, counts = order.size, self.limits.counts(order.size)
+    def capture(self, size: Size, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Capture the graph of this size; larger ones have come before. The inputs are padding only."""
+        counts = self.limits.counts(size)
         inputs = self._staging.fixed(counts)
-        self._staging.send(counts, order.inputs)
+        self._staging.send(counts, arrays)
         mixed = Mixed(inputs.decoding, MIXED_PROMPTS) if size.mixed else None
         decoding, longest_prefill = (0, size.rows) if size.mixed else (size.rows, 0)
 
@@ -122,7 +129,7 @@ class Steps:
     def _step(
         self, inputs: Inputs, longest: int, decoding: int, longest_prefill: int, mixed: Mixed | None = None
     ) -> TableStep:
-        tables = self._tables.table[inputs.table_rows, : -(-longest // self.block_size)]
+        tables = self.tables.table[inputs.table_rows, : -(-longest // self.block_size)]
         arrays = inputs.positions, inputs.slots, tables, inputs.lengths, inputs.starts
         return TableStep(*arrays, decoding, len(inputs.positions) - decoding, longest_prefill, longest, mixed)
 
@@ -136,11 +143,11 @@ class Steps:
 
     def _run(self, inputs: Inputs, step: TableStep, adapted: Changing | None = None) -> Tensor:
         """The model and the draw; what the rows came to."""
-        ids, drawn = inputs.token_ids, self.model.ranks.of_first(self.drawn)
-        ids = torch.where(ids < 0, drawn[(-1 - ids).clamp_(min=0)], ids)
+        ids = inputs.token_ids
+        ids = torch.where(ids < 0, self.drawn[(-1 - ids).clamp_(min=0)], ids)
         step = step._replace(plan=self.attention.plan(step, self.caches[0]))
         hidden = self.model.hidden(ids, step, self.caches, self.attention, adapted)
         last = hidden[inputs.last_rows]
-        self.model.head(last, out=None if self._draw is None else self.logits[: len(last)])
+        self.model.logits(last, out=self.logits[: len(last)])
         self.draw_all(inputs)
         return hidden

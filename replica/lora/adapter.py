@@ -19,7 +19,6 @@ from kernels.adapters import EVEN, Change, change_of
 from replica.config import EngineConfig
 from replica.lora.files import AdapterFiles, Factors, read_adapter
 from replica.model.config import ModelConfig
-from replica.model.ranks import ALONE, Ranks
 
 log = logging.getLogger(__name__)
 
@@ -36,18 +35,17 @@ class Place(Enum):
 
 
 class Adapter:
-    def __init__(self, name: str, files: AdapterFiles, config: ModelConfig, like: Tensor, ranks: Ranks) -> None:
+    def __init__(self, name: str, files: AdapterFiles, config: ModelConfig, like: Tensor) -> None:
         self.name = name
         self.digest = files.digest
         self.rank = files.rank
-        own = ranks.share.own(config)
-        queries, keys = own.num_heads * own.head_dim, own.num_kv_heads * own.head_dim
+        queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         # Each projection is a part of a product, and begins at a column of it.
         places = {part: place for place in Place for part in place.value}
-        columns = {"k_proj": queries, "v_proj": queries + keys, "up_proj": own.intermediate_size}
+        columns = {"k_proj": queries, "v_proj": queries + keys, "up_proj": config.intermediate_size}
         by_place: dict[tuple[int, Place], list[tuple[int, Factors]]] = {}
         for (layer, part), factors in files.factors.items():
-            down, up = (factor.to(like.device, like.dtype) for factor in ranks.cut(part, *factors))
+            down, up = (factor.to(like.device, like.dtype) for factor in factors)
             if not bool(down.isfinite().all() & up.isfinite().all()):
                 dtype = str(like.dtype).removeprefix("torch.")
                 raise ValueError(f"the adapter {name!r} has values that {dtype} cannot hold")
@@ -88,21 +86,19 @@ class AdaptedRows:
 class Adapters:
     """The adapters of one model by their names, as a runner computes with them."""
 
-    def __init__(self, config: ModelConfig, like: Tensor, ranks: Ranks = ALONE) -> None:
+    def __init__(self, config: ModelConfig, like: Tensor) -> None:
         self.loaded: dict[str, Adapter] = {}
         self.layers = config.num_layers
-        own = ranks.share.own(config)
         # A power of two that divides the columns where a product's projections begin and end.
-        qkv = gcd(MAX_EVEN, own.num_heads * own.head_dim, own.num_kv_heads * own.head_dim)
-        width, inner = gcd(MAX_EVEN, own.hidden_size), gcd(MAX_EVEN, own.intermediate_size)
+        qkv = gcd(MAX_EVEN, config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim)
+        width, inner = gcd(MAX_EVEN, config.hidden_size), gcd(MAX_EVEN, config.intermediate_size)
         self.evenness = {Place.QKV: qkv, Place.OUTPUT: width, Place.GATE_UP: inner, Place.DOWN: width}
         self._config = config
-        self._ranks = ranks
         self._like = like  # a weight of the model
 
     def read(self, name: str, folder: Path) -> Adapter:
         """Read an adapter, which is not among the loaded ones yet; ValueError or OSError if it does not fit."""
-        return Adapter(name, read_adapter(folder, self._config), self._config, self._like, self._ranks)
+        return Adapter(name, read_adapter(folder, self._config), self._config, self._like)
 
     def load_named(self, config: EngineConfig) -> None:
         for module in config.lora_modules:

@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from rich.console import Console
 from safetensors import SafetensorError, safe_open
 
 from api.model_files import read_object
@@ -39,8 +38,6 @@ class Weights:
         folder: Path,
         dtype: torch.dtype,
         send: Callable[[torch.Tensor], torch.Tensor] | None = None,
-        *,
-        shows_progress: bool = True,
     ) -> None:
         """`send` takes a tensor to the device; without it they stay on the CPU."""
         self._folder = folder
@@ -52,15 +49,10 @@ class Weights:
         files = sorted(set(self._places.values()))
         self._open = {file: opened(file) for file in files}
         sizes = (getattr(opened, "loaded_bytes", file.stat().st_size) for file, opened in self._open.items())
-        size, console = sum(sizes), None if shows_progress else Console(quiet=True)
-        self._progress = progress_of(f"loading {folder.name}", size, console)
+        self._progress = progress_of(f"loading {folder.name}", sum(sizes))
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
         """The tensor of this name, in the dtype and on the device. ValueError where it is missing or another one."""
-        return self.take_part(name, shape, ())
-
-    def take_part(self, name: str, shape: tuple[int, ...], part: tuple[slice, ...]) -> torch.Tensor:
-        """Part of the tensor of this name and shape: only that is read. An empty tuple means all of it."""
         if name not in self._places:
             raise ValueError(f"{self._folder} has no tensor {name}; the checkpoint does not fit its config.json")
         file = self._places[name]
@@ -73,7 +65,7 @@ class Weights:
                 )
             if tuple(found.get_shape()) != shape:
                 raise ValueError(f"{file}: {name} has shape {tuple(found.get_shape())}; config.json asks for {shape}")
-            tensor: torch.Tensor = found[part] if part else self._open[file].get_tensor(name)
+            tensor: torch.Tensor = self._open[file].get_tensor(name)
         except SafetensorError as error:
             raise ValueError(f"{file}: {name} cannot be read: {error}; get the file again") from error
         self._unread.discard(name)

@@ -88,9 +88,6 @@ class Runner(Protocol):
         results, the blocks may be another's, and the chain longer.
         """
 
-    def close(self) -> None:
-        """End the processes that compute for it, if there are any."""
-
 
 class ImmediateRunner(ABC):
     """A runner that has computed the step when it returns."""
@@ -104,6 +101,3 @@ class ImmediateRunner(ABC):
 
     @abstractmethod
     def run(self, batch: Sequence[Scheduled]) -> list[SampledToken | None]: ...
-
-    def close(self) -> None:  # noqa: B027
-        """Nothing but this process computes."""

@@ -16,7 +16,6 @@ from api.process.settings import LARGEST, Unusable
 from api.tokens.tokenizer import load_tokenizer
 from replica.config import AnswerRule, LoraModule, ReplicaConfig
 from replica.model.locate import short_name
-from replica.model.shares import refuse_what_does_not_divide
 from replica.model.sizing import GIGABYTE, blocks_in
 from replica.neighbours.connection import host_and_port
 from replica.settings.native_model import NativeModel, check_installed, find_model
@@ -31,7 +30,6 @@ ONLY_FOR = {
     "disk_kv": "native",
     "lora_dir": "native",
     "lora_modules": "native",
-    "tensor_parallel_size": "native",
 }
 
 
@@ -90,14 +88,10 @@ def check_combinations(ctx: click.Context) -> None:
     if values["num_blocks"] and ctx.get_parameter_source("num_blocks") is ctx.get_parameter_source("kv_cache_gb"):
         raise Unusable("--num-blocks and --kv-cache-gb both size the cache; give one of them")
     for key, engine in ONLY_FOR.items():
-        is_given = ctx.get_parameter_source(key) is not ParameterSource.DEFAULT and values[key] != 1
+        is_given = ctx.get_parameter_source(key) is not ParameterSource.DEFAULT
         if is_given and values["engine"] != engine:
             option = ALL[key].option if ALL[key].flag else key
             raise Unusable(f"{option} {values[key]} is only for the {engine} engine; leave it out")
-    if values["tensor_parallel_size"] > 1 and (values["host_kv_gb"] or values["disk_kv"]):
-        raise Unusable("--host-kv-gb and --disk-kv: the blocks of several GPUs stay there; leave them out")
-    if values["tensor_parallel_size"] > 1 and values["lora_dir"]:
-        raise Unusable("--lora-dir: a replica on several GPUs loads adapters at its start alone; give --lora-modules")
     disk_gb, is_default = values["disk_kv_gb"], ctx.get_parameter_source("disk_kv_gb") is ParameterSource.DEFAULT
     if values["disk_kv"] is None and not is_default:
         raise Unusable(f"--disk-kv-gb {disk_gb:g} is the size of --disk-kv; give --disk-kv DIR too, or leave it out")
@@ -121,14 +115,9 @@ def _native_model(values: Mapping[str, Any]) -> NativeModel:
     if "/" in name and not Path(name).exists():
         click.echo(f"Getting {name} from the hub, or from its cache here", err=True)
     try:
-        model = find_model(name, values["dtype"], values["max_model_len"], values["tensor_parallel_size"])
+        return find_model(name, values["dtype"], values["max_model_len"])
     except (OSError, ValueError) as error:
         raise Unusable(f"--model: {error}") from error
-    try:
-        refuse_what_does_not_divide(model.config, model.ranks)
-    except ValueError as error:
-        raise Unusable(str(error)) from error
-    return model
 
 
 def _of_model(values: Mapping[str, Any], model: NativeModel | None) -> dict[str, Any]:
@@ -215,7 +204,7 @@ def _kv_read(values: Mapping[str, Any]) -> str | None:
 def _tiers(values: Mapping[str, Any], model: NativeModel | None) -> dict[str, Any]:
     block_bytes = values["block_size"] * (values["kv_bytes_per_token"] if model is None else model.kv_bytes_per_token)
     host_gb = values["host_kv_gb"]
-    if not values["enable_prefix_caching"] or values["tensor_parallel_size"] > 1:
+    if not values["enable_prefix_caching"]:
         host_gb = 0.0
     elif host_gb is None:
         host_gb = 0.0 if model is None else free_bytes() * HOST_SHARE / GIGABYTE

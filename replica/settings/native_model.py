@@ -8,7 +8,6 @@ from api.openai.sampling import sampling_defaults
 from api.tokens.tokenizer import eos_token_ids
 from replica.model.config import ModelConfig, read_config
 from replica.model.locate import SMOLLM2, locate
-from replica.model.shares import kv_copies
 
 AUTO = "auto"  # the type that the model's own configuration names
 DEVICES = (AUTO, "cpu", "cuda")
@@ -21,18 +20,17 @@ class NativeModel(NamedTuple):
     config: ModelConfig
     dtype: str
     max_model_len: int
-    ranks: int = 1  # processes that share it
 
     @property
     def kv_bytes_per_token(self) -> int:
-        return self.config.kv_bytes_per_token(self.dtype) * kv_copies(self.config, self.ranks)
+        return self.config.kv_bytes_per_token(self.dtype)
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         return eos_token_ids(self.folder)
 
 
-def find_model(name: str, dtype: str, max_model_len: int | None, ranks: int = 1) -> NativeModel:
+def find_model(name: str, dtype: str, max_model_len: int | None) -> NativeModel:
     """May download it, or make the demo. ValueError, OSError: it cannot be had, or not be computed like that."""
     if name == SMOLLM2:
         from replica.fetching.fetch import smollm2_folder
@@ -51,7 +49,7 @@ def find_model(name: str, dtype: str, max_model_len: int | None, ranks: int = 1)
         raise ValueError(
             f"{name} has {longest} positions, so --max-model-len {max_model_len} is too long; give {longest} or less"
         )
-    return NativeModel(folder, config, config.dtype if dtype == AUTO else dtype, max_model_len or longest, ranks)
+    return NativeModel(folder, config, config.dtype if dtype == AUTO else dtype, max_model_len or longest)
 
 
 def check_installed() -> None:

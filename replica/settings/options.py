@@ -133,7 +133,6 @@ SETTINGS: dict[str, list[Setting]] = {
             f"Where to compute: {', '.join(DEVICES[1:])}, or auto: a GPU if there is one.",
         ),
         engine("threads", click.IntRange(1, 1024), "N", "Number of computing threads on a CPU."),
-        engine("tensor_parallel_size", click.IntRange(1, 1024), "N", "GPUs that share the model."),
         engine(
             "gpu_memory_utilization",
             FiniteRange(0, 1, min_open=True),

@@ -153,17 +153,11 @@ def test_gpus_follow_tensor_parallel_where_nothing_is_reported() -> None:
     assert model("model = 'demo'").resources.gpus == 0
 
 
-def test_cpus_of_the_native_engine_follow_tensor_parallel() -> None:
-    assert model("model = 'demo'\ntensor_parallel = 4").resources.cpus == 4
-    assert model("model = 'demo'\ntensor_parallel = 4\nresources = {cpus = 2.5}").resources.cpus == 2.5
+@pytest.mark.parametrize("engine", ["native", "simulated"])
+def test_a_replica_of_ours_takes_one_gpu(engine: str) -> None:
     assert model("model = 'demo'").resources.cpus == 1
-    assert model("model = 'a/b'\nengine = 'vllm'\ntensor_parallel = 4").resources.cpus == 1
-
-
-def test_the_native_engine_computes_on_as_many_gpus_as_it_has_ranks() -> None:
-    assert model("model = 'demo'\ntensor_parallel = 2\nresources = {gpus = 2}").resources.gpus == 2
-    said = wrong("[[models]]\nmodel = 'demo'\ntensor_parallel = 4\nresources = {gpus = 2}")
-    assert said == "fleet.toml, line 4: gpus is 2, but tensor_parallel is 4; write gpus = 4"
+    said = wrong(f"[[models]]\nmodel = 'demo'\nengine = '{engine}'\ntensor_parallel = 4")
+    assert said == ("fleet.toml, line 4: tensor_parallel is 4, but a replica of ours takes one GPU; use vllm or sglang")
 
 
 def test_autoscale_begins_at_its_least() -> None:

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from replica.config import LoraModule
-from replica.device.orders import Limits
+from replica.device.sizes import Limits
 from replica.engine.engine import Engine
 from replica.model.config import read_config
 from tests.gpu.engines import BLOCK, made, runner_of

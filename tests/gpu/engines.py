@@ -12,10 +12,9 @@ from events.blocks import pack_tokens
 from kernels.paged import KvShape
 from replica.config import EngineConfig
 from replica.device.accelerator import Accelerator
-from replica.device.build import capture_all, sizes_of
-from replica.device.orders import Limits
-from replica.device.parts import layers_of, new_caches
+from replica.device.build import capture_all, layers_of, new_caches, sizes_of
 from replica.device.runner import DeviceRunner
+from replica.device.sizes import Limits
 from replica.device.steps import Steps
 from replica.engine.engine import Engine
 from replica.messages import Output, Sampling, Submit

@@ -13,9 +13,10 @@ import torch
 from safetensors.torch import save_file
 
 from kernels.paged import LayerCache
+from replica.device.accelerator import Uploads
+from replica.device.build import new_caches
 from replica.device.memory import DeviceMemory
-from replica.device.orders import Limits
-from replica.device.parts import Uploads, new_caches
+from replica.device.sizes import Limits
 from replica.engine.engine import Engine
 from replica.messages import Output
 from replica.model.sizing import GIGABYTE
@@ -104,7 +105,7 @@ def load(place: Place, table: Table) -> None:
         for _ in range(ROUNDS):
             for way, send in ways.items():
                 began_s = time.perf_counter()
-                with Weights(Path(folder), torch.bfloat16, send, shows_progress=False) as weights:
+                with Weights(Path(folder), torch.bfloat16, send) as weights:
                     found = [weights.take(name, size, size) for name in made]
                 place.synchronize()
                 taken[way].append(time.perf_counter() - began_s)

@@ -10,7 +10,7 @@ from kernels.backends import ORDER, choose
 from kernels.paged import Attention, KvShape
 from kernels.pointwise import Pointwise
 from replica.device.accelerator import Accelerator
-from replica.device.parts import kernels_for
+from replica.device.build import kernels_for
 from replica.device.steps import Draw
 
 T = TypeVar("T")

@@ -37,7 +37,6 @@ class Part(NamedTuple):
 PARTS = (
     Part("kernels", 50, 130),
     Part("golden", 35, 110),
-    Part("ranks", 5, 100),
     Part("ceilings", 5, 30),
     Part("attention", 25, 70),
     Part("throughput", 60, 120),

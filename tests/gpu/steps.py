@@ -10,8 +10,8 @@ import torch
 
 from replica.device.accelerator import Accelerator, Replay, Wait
 from replica.device.build import sizes_of
-from replica.device.orders import Limits
 from replica.device.runner import DeviceRunner
+from replica.device.sizes import Limits
 from replica.engine.engine import Engine
 from replica.runners.request import Scheduled
 from replica.runners.runner import Finish

@@ -8,8 +8,8 @@ import random
 import time
 from collections.abc import Sequence
 
-from replica.device.orders import Limits
 from replica.device.runner import DeviceRunner
+from replica.device.sizes import Limits
 from replica.engine.engine import Engine
 from replica.messages import Output, Sampling
 from replica.model.config import ModelConfig

@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from replica.device.orders import Limits
+from replica.device.sizes import Limits
 from replica.engine.engine import Engine
 from replica.messages import Output
 from tests.gpu.engines import BLOCK, engine_of, finish, greedy, made, runner_of, submit, tokens

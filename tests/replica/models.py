@@ -118,7 +118,6 @@ def closing_engine(engine: Engine) -> Iterator[Engine]:
     finally:
         if engine.mover is not None:
             engine.mover.close()
-        engine.runner.close()
 
 
 class Answer:

@@ -66,7 +66,7 @@ class GgufTensors:
         return self._slices[name]
 
     def get_tensor(self, name: str) -> torch.Tensor:
-        return self._slices[name][()]
+        return self._slices[name].values()
 
 
 @dataclass(frozen=True)
@@ -82,26 +82,20 @@ class GgufSlice:
     def get_shape(self) -> tuple[int, ...]:
         return self.shape
 
-    def __getitem__(self, part: tuple[slice, ...]) -> torch.Tensor:
-        """Only the rows of the part are dequantized, unless their order changes."""
-        if self.heads is None and len(self.shape) == 2 and part:
-            return self._values(self.rows[part[0]], (-1, self.shape[1]))[:, *part[1:]]
-        values = self._values(self.rows, self.shape)
-        if self.heads is not None:
-            pairs = values.reshape(self.heads, self.shape[0] // self.heads // 2, 2, -1)
-            values = pairs.transpose(1, 2).reshape(self.shape)
-        return values[part]
-
-    def _values(self, rows: NDArray[np.uint8], shape: tuple[int, ...]) -> torch.Tensor:
-        values = np.empty((len(rows), self.shape[-1]), np.float32)
+    def values(self) -> torch.Tensor:
+        values = np.empty((len(self.rows), self.shape[-1]), np.float32)
         step = max(1, PIECE_VALUES // self.shape[-1])
-        for start in range(0, len(rows), step):
-            piece = rows[start : start + step]
+        for start in range(0, len(self.rows), step):
+            piece = self.rows[start : start + step]
             try:  # it is one row: gguf takes sixteen at a time of many
                 values[start : start + step] = dequantize(piece.reshape(1, -1), self.type).reshape(len(piece), -1)
             except NotImplementedError as error:
                 raise ValueError(f"{self.type.name} cannot be dequantized; use another quantization") from error
-        return torch.from_numpy(values).reshape(shape)
+        tensor = torch.from_numpy(values)
+        if self.heads is not None:
+            pairs = tensor.reshape(self.heads, self.shape[0] // self.heads // 2, 2, -1)
+            tensor = pairs.transpose(1, 2)
+        return tensor.reshape(self.shape)
 
 
 def _slice(header: Header, data: NDArray[np.uint8], name: str, tensor: Tensor, heads: int | None) -> GgufSlice:

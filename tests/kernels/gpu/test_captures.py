@@ -16,15 +16,11 @@ from kernels.gpu.attention import TritonAttention
 from kernels.gpu.pointwise import TritonPointwise
 from kernels.gpu.sampling import draw
 from kernels.paged import LayerCache
-from replica.device.build import capture_all, sizes_of
-from replica.device.orders import Limits
-from replica.device.parts import layers_of, new_caches
-from replica.device.ranks import DeviceGroup, GroupRanks
+from replica.device.build import capture_all, layers_of, new_caches, sizes_of
 from replica.device.runner import DeviceRunner
+from replica.device.sizes import Limits
 from replica.device.steps import Steps
 from replica.model.config import parse_config
-from replica.model.ranks import ALONE, Ranks
-from replica.model.shares import Share
 from replica.transformer import Transformer
 from tests.kernels.gpu.device import needs_compiler
 from tests.kernels.gpu.driver import noted_compiles
@@ -36,7 +32,6 @@ pytestmark = needs_compiler
 
 LIMITS = Limits(rows=8192, requests=256, tokens=8192, adapters=4)
 BLOCKS, BLOCK_SIZE = 10_000, 16
-RANKS = 4
 
 
 class NoData(HostAccelerator):
@@ -58,24 +53,8 @@ class Asking(TritonAttention):
         return super().plan(step, cache)
 
 
-class Unmet(DeviceGroup):
-    """Collectives of four ranks, as far as one of them can do them alone."""
-
-    def __init__(self) -> None:
-        pass
-
-    def sum(self, partial: Tensor) -> Tensor:
-        return partial
-
-    def gather(self, part: Tensor) -> list[Tensor]:
-        return [part] * RANKS
-
-    def broadcast(self, tensor: Tensor) -> Tensor:
-        return tensor
-
-
-def runner_of(shape: dict[str, Any], attention: TritonAttention, ranks: Ranks = ALONE) -> DeviceRunner:
-    model = Transformer(parse_config(shape, "the shape"), NoWeights(), LIMITS.tokens, TritonPointwise(), ranks)
+def runner_of(shape: dict[str, Any], attention: TritonAttention) -> DeviceRunner:
+    model = Transformer(parse_config(shape, "the shape"), NoWeights(), LIMITS.tokens, TritonPointwise())
     caches = layers_of(new_caches(model, BLOCKS + 1, BLOCK_SIZE))
     return DeviceRunner(Steps(model, attention, draw, caches, LIMITS, NoData()))
 
@@ -88,15 +67,6 @@ def test_no_step_of_a_graph_asks_the_device(shape: dict[str, Any]) -> None:
         capture_all(runner, sizes)
     assert len(runner.steps.graphs) == len(sizes) > 40
     assert compiles
-
-
-@pytest.mark.parametrize("rank", [0, RANKS - 1])
-def test_no_step_of_a_rank_asks_the_device(rank: int) -> None:
-    ranks = GroupRanks(Share(rank, RANKS), parse_config(LLAMA31_8B, "the shape"), Unmet())
-    with noted_compiles():
-        runner = runner_of(LLAMA31_8B, TritonAttention(H200), ranks)
-        capture_all(runner, sizes := sizes_of(LIMITS, runner.model.own))
-    assert len(runner.steps.graphs) == len(sizes)
 
 
 def test_a_kernel_that_asks_would_be_noticed() -> None:

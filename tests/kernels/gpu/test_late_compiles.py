@@ -20,7 +20,7 @@ from events.blocks import pack_tokens
 from kernels.backends import ChosenAttention
 from kernels.gpu.attention import TritonAttention
 from replica.config import EngineConfig, LoraModule
-from replica.device import build, parts
+from replica.device import build
 from replica.device.accelerator import Memory
 from replica.device.runner import DeviceRunner
 from replica.engine.engine import Engine
@@ -75,7 +75,7 @@ def test_nothing_is_compiled_after_the_start(shape: str, tmp_path: Path, monkeyp
     fields = SMALL | {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim}
     folder = saved(fields | {"vocab_size": vocabulary}, tmp_path / "model")
     chosen = ChosenAttention(TritonAttention(H200), {})
-    monkeypatch.setattr(parts, "choose", lambda *_: chosen)
+    monkeypatch.setattr(build, "choose", lambda *_: chosen)
     shape_of = parse_config(fields | {"vocab_size": vocabulary}, "the shape")
     folders = {name: write_adapter(tmp_path / name, shape_of, rank, rank) for name, rank in RANKS.items()}
     config = EngineConfig(
@@ -91,7 +91,7 @@ def test_nothing_is_compiled_after_the_start(shape: str, tmp_path: Path, monkeyp
         events=None,
     )
     with noted_compiles() as compiles:
-        runner = build.build_with(config, NoDevice(), build.Team())
+        runner = build.build_with(config, NoDevice())
         at_start = len(compiles)
         assert at_start > 10
         serve(Engine(config, runner, WallClock()), runner, Random(0))

@@ -11,13 +11,11 @@ from torch import Tensor
 from kernels.plain import PlainAttention
 from kernels.sampling import draw
 from replica.config import EngineConfig
-from replica.device.accelerator import Accelerator, Memory, Replay, Wait
-from replica.device.build import capture_all, sizes_of
-from replica.device.leader import lead_with
+from replica.device.accelerator import Accelerator, Memory, Replay, Uploads, Wait
+from replica.device.build import capture_all, layers_of, limits_of, new_caches, sizes_of
 from replica.device.memory import DeviceMemory
-from replica.device.orders import Size
-from replica.device.parts import Uploads, layers_of, limits_of, new_caches
 from replica.device.runner import DeviceRunner
+from replica.device.sizes import Size
 from replica.device.steps import Steps
 from replica.engine.engine import Engine
 from replica.model.config import read_config
@@ -99,15 +97,6 @@ def on_device(folder: Path, accelerator: HostAccelerator | None = None, **change
     """As `tests.replica.models.native`, and ahead of what it knows."""
     config = config_of(folder, **changes)
     runner = runner_of(config, accelerator) if accelerator else _kept(config)
-    return engine_of(config, runner)
-
-
-def on_devices(folder: Path, ranks: int, **changes: Any) -> Engine:
-    """An engine of several processes, as each would have a GPU; to be closed."""
-    config = config_of(folder, tensor_parallel_size=ranks, attention="torch", **changes)
-    runner = lead_with(config, HostAccelerator(), "tests.replica.device.follower", "gloo")
-    if config.graphs:
-        capture_all(runner, few(sizes_of(limits_of(config), runner.model.own)))
     return engine_of(config, runner)
 
 

@@ -14,10 +14,9 @@ from kernels.plain import PlainAttention
 from kernels.pointwise import Pointwise
 from kernels.sampling import draw
 from replica.config import LoraModule
-from replica.device import parts
-from replica.device.build import Team, build_with, rehearse, sizes_of
-from replica.device.orders import Limits
-from replica.device.parts import kernels_for
+from replica.device import build
+from replica.device.build import build_with, kernels_for, rehearse, sizes_of
+from replica.device.sizes import Limits
 from replica.engine.engine import Engine
 from replica.model.config import parse_config, read_config
 from replica.runners.clock import WallClock
@@ -57,12 +56,12 @@ def test_torchs_changes_by_adapters_are_in_no_graph(tmp_path: Path, monkeypatch:
     """They ask the device which rows have one, as no capture may."""
     attention = PlainAttention()
     monkeypatch.setattr(attention, "name", "flash3")
-    monkeypatch.setattr(parts, "choose", lambda *_: ChosenAttention(attention, {}))
-    monkeypatch.setattr(parts, "kernels_for", lambda *_: (Pointwise(), draw))
+    monkeypatch.setattr(build, "choose", lambda *_: ChosenAttention(attention, {}))
+    monkeypatch.setattr(build, "kernels_for", lambda *_: (Pointwise(), draw))
     model = saved("qwen3", tmp_path)
     module = LoraModule("a", str(write_adapter(tmp_path / "a", read_config(model), 8, 1, 0.15)))
     config = config_of(model, num_blocks=20, max_num_batched_tokens=32, max_num_seqs=2, lora_modules=(module,))
-    runner = build_with(config, HostAccelerator(), Team())
+    runner = build_with(config, HostAccelerator())
     assert runner.steps.graphs and not any(size.adapted for size in runner.steps.graphs)
     engine = Engine(config, runner, WallClock())
     submit(engine, 1, range(10), lora_name="a")
@@ -83,7 +82,7 @@ def test_where_only_flash_attention_works_the_rest_is_torchs(
             raise ValueError("there is no compiler")
         return ChosenAttention(PlainAttention(), {})
 
-    monkeypatch.setattr(parts, "choose", choose)
+    monkeypatch.setattr(build, "choose", choose)
     with caplog.at_level(logging.WARNING):
         pointwise, drawing = kernels_for(choice("flash3"), KvShape(torch.bfloat16, 16, 64))
     assert type(pointwise) is Pointwise and drawing is draw

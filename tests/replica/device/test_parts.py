@@ -7,19 +7,17 @@ import pytest
 import torch
 
 from replica.cache.chain import Chain
-from replica.device.accelerator import Memory, Span
+from replica.device.accelerator import Memory
 from replica.device.build import GRAPH_BYTES, Needs, blocks_that_fit, graphs_bytes
 from replica.device.inputs import (
     TYPES,
     UPDATE_BYTES,
     BlockTables,
     Counts,
-    DeviceTables,
     Staging,
     length_of,
-    packed,
 )
-from replica.device.orders import MAX_MIXED, Size, decode_sizes, mixed_sizes, size_for
+from replica.device.sizes import MAX_MIXED, Size, decode_sizes, mixed_sizes, size_for
 from replica.messages import Sampling
 from replica.runners.request import Request
 from tests.replica.device.hosts import HostAccelerator
@@ -43,20 +41,9 @@ class Watched(HostAccelerator):
         return self.hosts[-1]
 
 
-class Tables(BlockTables):
-    """Both sides."""
-
-    def __init__(self, count: int, width: int, accelerator: HostAccelerator) -> None:
-        super().__init__(count, width)
-        self.device = DeviceTables(count, width, accelerator)
-
-    def deliver(self) -> None:
-        self.device.deliver(self.news())
-
-
-def row(tables: Tables, number: int, length: int) -> list[int]:
+def row(tables: BlockTables, number: int, length: int) -> list[int]:
     tables.deliver()
-    on_host, on_device = tables.mirror[number, :length].tolist(), tables.device.table[number, :length].tolist()
+    on_host, on_device = tables.mirror[number, :length].tolist(), tables.table[number, :length].tolist()
     assert on_host == on_device
     return list(on_host)
 
@@ -65,19 +52,19 @@ def row(tables: Tables, number: int, length: int) -> list[int]:
 
 
 def test_a_seat_is_kept_and_gets_only_what_is_new() -> None:
-    tables = Tables(3, 8, HostAccelerator())
+    tables = BlockTables(3, 8, HostAccelerator())
     one = request(1, [5, 6])
     (number,) = tables.of([one])
     assert row(tables, number, 2) == [5, 6]
     one.blocks += [9]
-    tables.device.table[number, 0] = 77  # nobody writes here again
+    tables.table[number, 0] = 77  # nobody writes here again
     assert tables.of([one]) == [number]
     tables.deliver()
-    assert tables.device.table[number, :3].tolist() == [77, 6, 9]
+    assert tables.table[number, :3].tolist() == [77, 6, 9]
 
 
 def test_a_request_that_starts_over_gets_its_new_blocks() -> None:
-    tables = Tables(1, 8, HostAccelerator())
+    tables = BlockTables(1, 8, HostAccelerator())
     one = request(1, [5, 6, 7])
     (number,) = tables.of([one])
     one.blocks = [3, 4]
@@ -87,14 +74,14 @@ def test_a_request_that_starts_over_gets_its_new_blocks() -> None:
 
 def test_many_new_blocks_at_once_arrive() -> None:
     count = UPDATE_BYTES // 16 + 9
-    tables = Tables(1, count, HostAccelerator())
+    tables = BlockTables(1, count, HostAccelerator())
     (number,) = tables.of([request(1, list(range(count)))])
     assert row(tables, number, count) == list(range(count))
 
 
 def test_new_blocks_are_not_written_where_the_device_may_still_read() -> None:
     accelerator = Watched()
-    tables, one = Tables(1, 8, accelerator), request(1, [])
+    tables, one = BlockTables(1, 8, accelerator), request(1, [])
     for block in (5, 6):
         one.blocks += [block]
         tables.of([one])
@@ -109,7 +96,7 @@ def test_inputs_arrive_and_what_is_not_given_is_zero() -> None:
     staging = Staging(Counts(9, 4, 3), HostAccelerator())
     for counts in (Counts(9, 4, 3), Counts(9, 4), Counts(5, 3, 1), Counts(1, 1)):
         arrays = {name: np.arange(1, 2) for name in TYPES}
-        inputs = staging.send(counts, packed(counts, arrays))
+        inputs = staging.send(counts, arrays)
         for name, found in inputs._asdict().items():
             assert found.tolist() == [1, *[0] * counts.rows][: len(found)], name
         assert len(inputs.positions) == counts.rows and len(inputs.starts) == counts.sequences + 1
@@ -120,7 +107,7 @@ def test_a_step_does_not_write_where_the_device_may_still_read() -> None:
     accelerator, counts = Watched(), Counts(2, 2)
     staging = Staging(counts, accelerator)
     for value in (1, 2):
-        staging.send(counts, packed(counts, {name: np.array([value]) for name in TYPES}))
+        staging.send(counts, {name: np.array([value]) for name in TYPES})
     assert sorted(int(host[0]) for host in accelerator.hosts) == [1, 2]
 
 
@@ -128,7 +115,7 @@ def test_inputs_of_a_graph_are_always_in_the_same_place() -> None:
     staging = Staging(Counts(8, 8), HostAccelerator())
     fixed = staging.fixed(Counts(4, 4))
     for counts in (Counts(8, 8), Counts(4, 4)):
-        sent = staging.send(counts, packed(counts, {name: np.arange(length_of(name, counts)) for name in TYPES}))
+        sent = staging.send(counts, {name: np.arange(length_of(name, counts)) for name in TYPES})
     assert all(one.data_ptr() == other.data_ptr() for one, other in zip(fixed, sent, strict=True))
 
 
@@ -168,9 +155,9 @@ NEEDS = Needs(step=8 * GB, graphs=2 * GB)
 def test_several_share_a_gpu_by_their_parts_of_it() -> None:
     """Memory of the first one is not counted for the second one."""
     left = 80 * GB - 36 * GB
-    one = Span(Memory(80 * GB, 80 * GB, 0), Memory(70 * GB, 80 * GB, 10 * GB))
-    other = Span(Memory(left, 80 * GB, 0), Memory(left - 10 * GB, 80 * GB, 10 * GB))
-    first, second = (blocks_that_fit(span, 0.45, NEEDS, 16, 10**5) for span in (one, other))
+    one = Memory(80 * GB, 80 * GB, 0), Memory(70 * GB, 80 * GB, 10 * GB)
+    other = Memory(left, 80 * GB, 0), Memory(left - 10 * GB, 80 * GB, 10 * GB)
+    first, second = (blocks_that_fit(*memory, 0.45, NEEDS, 16, 10**5) for memory in (one, other))
     assert first == second == 16 * GB // (16 * 10**5) - 1
 
 
@@ -178,7 +165,7 @@ def test_without_memory_left_the_error_names_its_users() -> None:
     before, loaded = Memory(20 * GB, 24 * GB, 0), Memory(5 * GB, 24 * GB, 15 * GB)
     said = r"0.9 of the GPU's 24.0 GB may be used .* others hold 4.0 GB; weights take 15.0 GB, a step 8.0 GB"
     with pytest.raises(MemoryError, match=said):
-        blocks_that_fit(Span(before, loaded), 0.9, NEEDS, 16, 10**5)
+        blocks_that_fit(before, loaded, 0.9, NEEDS, 16, 10**5)
 
 
 def test_graphs_are_counted_by_the_two_largest() -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from replica.device.parts import Uploads
+from replica.device.accelerator import Uploads
 from tests.replica.device.hosts import HostAccelerator
 
 PIECE = 64

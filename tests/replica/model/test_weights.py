@@ -56,16 +56,6 @@ def test_every_tensor_of_every_shard_is_found(tmp_path: Path) -> None:
         weights.finish()
 
 
-@pytest.mark.parametrize(
-    ("part", "expected"), [((slice(2, 5),), slice(8, 20)), ((slice(None), slice(1, 2)), slice(1, 32, 4))]
-)
-def test_a_part_of_a_tensor_is_read_alone(tmp_path: Path, part: tuple[slice, ...], expected: slice) -> None:
-    with Weights(one_file(tmp_path), torch.float32) as weights:
-        assert torch.equal(weights.take_part("a", SHAPE, part).flatten(), torch.arange(32.0)[expected])
-        with pytest.raises(ValueError, match=r"a has shape \(8, 4\); config.json asks for \(8, 6\)"):
-            weights.take_part("a", (8, 6), part)
-
-
 @pytest.mark.parametrize("stored", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("wanted", [torch.float32, torch.bfloat16, torch.float16])
 def test_tensors_come_in_the_dtype_that_is_wanted(tmp_path: Path, stored: torch.dtype, wanted: torch.dtype) -> None:

@@ -44,7 +44,7 @@ DERIVED = {
     "simulated_answers",
     "tokenizer",
 }
-OF_NATIVE = ("engine", "lora_dir", "tensor_parallel_size")
+OF_NATIVE = ("engine", "lora_dir")
 OTHER_VALUES = {"text": "x", "model": "x", "integer range": 7, "float range": 0.5, "boolean": False}
 
 
@@ -109,8 +109,6 @@ def other_value(setting: Setting, folder: Path) -> Any:
         return setting.key not in ("enable_prefix_caching", "events", "partial_reuse")
     if setting.key == "max_num_batched_tokens":
         return 700  # no less than --max-num-seqs
-    if setting.key == "tensor_parallel_size":
-        return 2  # which divides the heads
     if setting.key == "kv_secret":
         return "a secret of the fleet"
     if setting.key == "max_bodies_bytes":
@@ -359,14 +357,6 @@ def test_the_type_is_that_of_the_model_unless_given(tmp_path: Path) -> None:
     assert sized.num_blocks == 10**8 // (16 * FP32_TOKEN // 2)
 
 
-def test_ranks_beyond_the_kv_heads_take_more_memory(native: tuple[str, ...]) -> None:
-    def blocks(ranks: int) -> int:
-        return config("--kv-cache-gb", "0.01", "--tensor-parallel-size", str(ranks), base=native).engine.num_blocks
-
-    assert blocks(2) == blocks(1) == 10**7 // (16 * FP32_TOKEN)
-    assert blocks(4) == 10**7 // (16 * FP32_TOKEN * 2)
-
-
 def test_a_model_may_be_used_for_less_than_its_length_and_not_for_more(native: tuple[str, ...]) -> None:
     assert config("--max-model-len", "100", base=native).engine.max_model_len == 100
     said = error("--max-model-len", "513", base=native)
@@ -402,11 +392,6 @@ def test_with_a_tokenizer_from_elsewhere_the_ends_of_both_count(native: tuple[st
         (("--model", "."), "has no config.json"),
         (("--set=kv_bytes_per_token=5",), "kv_bytes_per_token 5 is only for the simulated engine; leave it out"),
         (("--simulated-answers", __file__), "test_settings.py is only for the simulated engine; leave it out"),
-        (("--tensor-parallel-size", "3"), "--tensor-parallel-size 3 does not divide the model's 4 attention heads"),
-        (
-            ("--tensor-parallel-size", "2", "--engine", "simulated"),
-            "--tensor-parallel-size 2 is only for the native engine; leave it out",
-        ),
         (("--kv-cache-gb", "0.000001"), "--kv-cache-gb 1e-06 holds no block of 4,096 bytes; give more"),
         (("--disk-kv-gb", "5"), "--disk-kv-gb 5 is the size of --disk-kv; give --disk-kv DIR too, or leave it out"),
         (("--disk-kv", __file__), "test_settings.py' is no folder; give one, or one that is to be made"),
