@@ -200,17 +200,18 @@ class Endpoints:
 
     async def tokenize(self, request: Request) -> Response:
         hello = self._open()
-        async with self.reader.body(request, TOKENIZE_BYTES) as body:
-            return await self.reader.aside(request, len(body), lambda: json_response(self._tokens(body, hello)))
 
-    def _tokens(self, body: bytes, hello: Hello) -> Tokens:
-        request = read(body, TokenizeRequest)
-        self.reader.check_model(request.model)
-        tokens = self.prompts.tokenize(request)
-        strings = None
-        if request.return_token_strs:
-            strings = [self.prompts.tokenizer.token_bytes(token).decode(errors="replace") for token in tokens]
-        return Tokens(count=len(tokens), max_model_len=hello.max_model_len, tokens=tokens, token_strs=strings)
+        def answer() -> Response:
+            asked = read(body, TokenizeRequest)
+            self.reader.check_model(asked.model)
+            tokens, strings = self.prompts.tokenize(asked), None
+            if asked.return_token_strs:
+                strings = [self.prompts.tokenizer.token_bytes(token).decode(errors="replace") for token in tokens]
+            counted = Tokens(count=len(tokens), max_model_len=hello.max_model_len, tokens=tokens, token_strs=strings)
+            return json_response(counted)
+
+        async with self.reader.body(request, TOKENIZE_BYTES) as body:
+            return await self.reader.aside(request, len(body), answer)
 
     async def tokenizer_info(self, _: Request) -> Response:
         """As vLLM's, for clients that take the tokenizer from the server; fields of its `tokenizer_config.json`."""
@@ -221,22 +222,23 @@ class Endpoints:
 
     async def count_message_tokens(self, request: Request) -> Response:
         hello = self._open()
-        async with self.reader.body(request) as body:
-            return await self.reader.aside(request, len(body), lambda: self._count(body, hello))
 
-    def _count(self, body: bytes, hello: Hello) -> Response:
-        asked = read(body, CountTokensRequest)
-        self.reader.check_model(asked.model)
-        return json_response(TokenCount(len(self.prompts.chat(counted_chat_of(asked), hello.max_model_len))))
+        def answer() -> Response:
+            asked = read(body, CountTokensRequest)
+            self.reader.check_model(asked.model)
+            return json_response(TokenCount(len(self.prompts.chat(counted_chat_of(asked), hello.max_model_len))))
+
+        async with self.reader.body(request) as body:
+            return await self.reader.aside(request, len(body), answer)
 
     async def detokenize(self, request: Request) -> Response:
-        async with self.reader.body(request, TOKENIZE_BYTES) as body:
-            return await self.reader.aside(request, len(body), lambda: json_response(self._text(body)))
+        def answer() -> Response:
+            asked = read(body, DetokenizeRequest)
+            self.reader.check_model(asked.model)
+            return json_response(DetokenizedPrompt(self.prompts.detokenize(asked)))
 
-    def _text(self, body: bytes) -> DetokenizedPrompt:
-        request = read(body, DetokenizeRequest)
-        self.reader.check_model(request.model)
-        return DetokenizedPrompt(self.prompts.detokenize(request))
+        async with self.reader.body(request, TOKENIZE_BYTES) as body:
+            return await self.reader.aside(request, len(body), answer)
 
     # ---- operation
 
@@ -260,17 +262,18 @@ class Endpoints:
     async def retain(self, request: Request) -> Response:
         """Retain the cached blocks of a prompt, or no longer; nothing is computed for it."""
         self._open()
+
+        def beginning() -> tuple[RetainRequest, list[int]]:
+            asked = read(body, RetainRequest)
+            self.reader.check_model(asked.model)
+            return asked, self.prompts.beginning(asked)
+
         async with self.reader.body(request) as body:
-            asked, tokens = await self.reader.aside(request, len(body), lambda: self._beginning(body))
+            asked, tokens = await self.reader.aside(request, len(body), beginning)
         adapter, block_size = self.reader.adapter(asked.model), self.config.engine.block_size
         found = await self.engine.retain(pack_ids(tokens), asked.ttl_s, adapter, asked.cache_salt)
         counts = {"cached_blocks": found.cached_blocks, "retained_blocks": found.retained_blocks}
         return json_response(RetainedPrefix(blocks=len(tokens) // block_size, block_size=block_size, **counts))
-
-    def _beginning(self, body: bytes) -> tuple[RetainRequest, list[int]]:
-        asked = read(body, RetainRequest)
-        self.reader.check_model(asked.model)
-        return asked, self.prompts.beginning(asked)
 
     async def health(self, _: Request) -> Response:
         return json_response(DONE)
@@ -327,40 +330,35 @@ class Endpoints:
 # ---- routes
 
 
-def _route(methods: tuple[str, ...], template: str, who: Role, endpoint: Any, **more: Any) -> Documented:
-    return Documented(methods=methods, template=template, who=who, endpoint=endpoint, **more)
+def _route(
+    methods: tuple[str, ...], path: str, who: Role, endpoint: Any, request: Any = None, answer: Any = None, **more: Any
+) -> Documented:
+    return Documented(
+        methods=methods, template=path, who=who, endpoint=endpoint, request=request, answer=answer, **more
+    )
 
 
 GET, POST, DELETE, PAGE = ("GET",), ("POST",), ("DELETE",), ("GET", "HEAD")
 ANYONE, CLIENT = Role.ANYONE, Role.CLIENT
 # Who may ask for what, where there is a key. Routers have it, and whoever has it may do here what they do.
 ROUTES = (
-    _route(POST, "/v1/completions", CLIENT, Endpoints.completions, request=CompletionRequest, answer=Completion),
-    _route(
-        POST, "/v1/chat/completions", CLIENT, Endpoints.chat_completions, request=ChatRequest, answer=ChatCompletion
-    ),
-    _route(POST, "/v1/messages", CLIENT, Endpoints.messages, request=MessagesRequest, answer=MessageAnswer),
-    _route(
-        POST,
-        "/v1/messages/count_tokens",
-        CLIENT,
-        Endpoints.count_message_tokens,
-        request=CountTokensRequest,
-        answer=TokenCount,
-    ),
-    _route(POST, "/v1/responses", CLIENT, Endpoints.responses, request=ResponsesRequest, answer=ResponseAnswer),
+    _route(POST, "/v1/completions", CLIENT, Endpoints.completions, CompletionRequest, Completion),
+    _route(POST, "/v1/chat/completions", CLIENT, Endpoints.chat_completions, ChatRequest, ChatCompletion),
+    _route(POST, "/v1/messages", CLIENT, Endpoints.messages, MessagesRequest, MessageAnswer),
+    _route(POST, "/v1/messages/count_tokens", CLIENT, Endpoints.count_message_tokens, CountTokensRequest, TokenCount),
+    _route(POST, "/v1/responses", CLIENT, Endpoints.responses, ResponsesRequest, ResponseAnswer),
     _route(GET, ONE_RESPONSE, CLIENT, Endpoints.response, answer=ResponseAnswer),
     _route(DELETE, ONE_RESPONSE, CLIENT, Endpoints.delete_response, answer=DeletedResponse),
     _route(GET, f"{ONE_RESPONSE}/conversation", CLIENT, Endpoints.response_conversation, in_document=False),
     _route(GET, "/v1/models", CLIENT, Endpoints.models, answer=ModelList),
     _route(GET, ONE_MODEL, CLIENT, Endpoints.model_named, answer=Model, encoded_slashes=True),
-    _route(POST, "/tokenize", CLIENT, Endpoints.tokenize, request=TokenizeRequest, answer=Tokens),
-    _route(POST, "/detokenize", CLIENT, Endpoints.detokenize, request=DetokenizeRequest, answer=DetokenizedPrompt),
+    _route(POST, "/tokenize", CLIENT, Endpoints.tokenize, TokenizeRequest, Tokens),
+    _route(POST, "/detokenize", CLIENT, Endpoints.detokenize, DetokenizeRequest, DetokenizedPrompt),
     _route(GET, "/tokenizer_info", CLIENT, Endpoints.tokenizer_info),
-    _route(POST, "/retain", CLIENT, Endpoints.retain, request=RetainRequest, answer=RetainedPrefix),
+    _route(POST, "/retain", CLIENT, Endpoints.retain, RetainRequest, RetainedPrefix),
     _route(POST, "/reset_prefix_cache", CLIENT, Endpoints.reset_prefix_cache),
-    _route(POST, "/v1/load_lora_adapter", CLIENT, Endpoints.load_lora_adapter, request=LoadAdapterRequest),
-    _route(POST, "/v1/unload_lora_adapter", CLIENT, Endpoints.unload_lora_adapter, request=UnloadAdapterRequest),
+    _route(POST, "/v1/load_lora_adapter", CLIENT, Endpoints.load_lora_adapter, LoadAdapterRequest),
+    _route(POST, "/v1/unload_lora_adapter", CLIENT, Endpoints.unload_lora_adapter, UnloadAdapterRequest),
     _route(GET, "/health", ANYONE, Endpoints.health),
     _route(GET, "/ready", ANYONE, Endpoints.ready),
     _route(GET, "/metrics", ANYONE, Endpoints.expose_metrics),

@@ -40,27 +40,48 @@ def config_from(ctx: click.Context) -> ReplicaConfig:
     """
     values = ctx.params
     check_combinations(ctx)
+    model = None
     if values["engine"] == "native":
         check_installed()
-    model = _native_model(values) if values["engine"] == "native" else None
+        name = values["model"]
+        if "/" in name and not Path(name).exists():
+            click.echo(f"Getting {name} from the hub, or from its cache here", err=True)
+        try:
+            model = find_model(name, values["dtype"], values["max_model_len"])
+        except (OSError, ValueError) as error:
+            raise Unusable(f"--model: {error}") from error
     fields = nested_fields(TABLE, values)
     own = Path(values["model"]) if model is None else model.folder
     tokenizer: str | None = values["tokenizer"] or (str(own) if (own / "tokenizer.json").is_file() else None)
     fields["tokenizer"] = tokenizer
-    default_step_s = 0.0 if model is None else NATIVE_MAX_STEP_S
     fields["simulated_answers"] = _answers(values["simulated_answers"])
+    sockets, first = ("events", "replay", "status", "snapshot"), values["events_port"]
+    host = _bracketed(values["events_host"])
     fields["engine"] |= {
         "model": values["served_model_name"] or short_name(values["model"]),
         **_num_blocks(ctx, model),
-        **_endpoints(values),
+        **{
+            socket: f"tcp://{host}:{first + offset if first else 0}" if values["events"] else None
+            for offset, socket in enumerate(sockets)
+        },
         **_vocabulary(tokenizer, model),
-        **_of_model(values, model),
         "lora_modules": _lora_modules(values),
         "loads_adapters": values["lora_dir"] is not None,
         **_tiers(values, model),
         "kv_read": _kv_read(values),
-        "max_step_s": default_step_s if values["max_step"] is None else float(values["max_step"]),
     }
+    if model is not None:
+        fields["engine"] |= {
+            "model_path": str(model.folder),
+            "dtype": model.dtype,
+            "vocabulary": (0, model.config.vocab_size),
+            "max_model_len": model.max_model_len,
+            "max_step_s": NATIVE_MAX_STEP_S,
+        }
+    elif values["max_model_len"]:
+        fields["engine"]["max_model_len"] = values["max_model_len"]
+    if values["max_step"] is not None:
+        fields["engine"]["max_step_s"] = float(values["max_step"])
     return msgspec.convert(fields, ReplicaConfig)
 
 
@@ -108,27 +129,6 @@ def _answers(file: str | None) -> tuple[AnswerRule, ...]:
     except (OSError, ValueError, msgspec.DecodeError) as error:
         raise Unusable(f"--simulated-answers: {where}{error}") from error
     return tuple(rules)
-
-
-def _native_model(values: Mapping[str, Any]) -> NativeModel:
-    name = values["model"]
-    if "/" in name and not Path(name).exists():
-        click.echo(f"Getting {name} from the hub, or from its cache here", err=True)
-    try:
-        return find_model(name, values["dtype"], values["max_model_len"])
-    except (OSError, ValueError) as error:
-        raise Unusable(f"--model: {error}") from error
-
-
-def _of_model(values: Mapping[str, Any], model: NativeModel | None) -> dict[str, Any]:
-    if model is not None:
-        return {
-            "model_path": str(model.folder),
-            "dtype": model.dtype,
-            "vocabulary": (0, model.config.vocab_size),
-            "max_model_len": model.max_model_len,
-        }
-    return {"max_model_len": values["max_model_len"]} if values["max_model_len"] else {}
 
 
 def _lora_modules(values: Mapping[str, Any]) -> list[LoraModule]:
@@ -193,7 +193,7 @@ def _kv_read(values: Mapping[str, Any]) -> str | None:
             f"--kv-secret has {len(secret)} characters, which a stranger could guess; give at least {SHORTEST_SECRET}, "
             "like those of: openssl rand -hex 32"
         )
-    endpoint = f"tcp://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{values['kv_port']}"
+    endpoint = f"tcp://{_bracketed(host)}:{values['kv_port']}"
     try:
         host_and_port(endpoint)
     except ValueError as error:
@@ -226,12 +226,5 @@ def _tiers(values: Mapping[str, Any], model: NativeModel | None) -> dict[str, An
     return sizes | {"disk_kv": values["disk_kv"], "disk_blocks": min(LARGEST, disk_blocks)}
 
 
-def _endpoints(values: Mapping[str, Any]) -> dict[str, str | None]:
-    if not values["events"]:
-        return dict.fromkeys(("events", "replay", "status", "snapshot"))
-    host, first = values["events_host"], values["events_port"]
-    host = f"[{host}]" if ":" in host and not host.startswith("[") else host
-    return {
-        socket: f"tcp://{host}:{first + offset if first else 0}"
-        for offset, socket in enumerate(("events", "replay", "status", "snapshot"))
-    }
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
