@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from qualification.clients.running import VARIABLE as CLIENTS
 from qualification.engines import engine
-from qualification.images import building, podman
+from qualification.images import podman
 from qualification.kubernetes import real
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -56,11 +56,6 @@ def no_gpu() -> str | None:
 PARTS: Mapping[str, Part] = {
     "engines": Part("predictions at real vLLM and SGLang", [checks("live", "qualification/engines")], engine.missing),
     "clients": Part("other projects' clients and agents", [checks("live", "qualification/clients")], no_clients),
-    "images": Part(
-        "the router's image, built without a container engine",
-        [checks("live", "qualification/images/test_router_image.py")],
-        building.why_not,
-    ),
     "containers": Part(
         "the images in real containers", [checks("live", "qualification/images/test_containers.py")], podman.why_not
     ),

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from qualification.clients import running
-from qualification.clients.rows import CLIENTS, Client
+from qualification.clients.rows import CLIENTS
 from qualification.clients.scripted import hits
 from qualification.clients.serving import Serving
-from qualification.clients.verdicts import RESULTS, Check, Verdict, read, record
+from qualification.clients.verdicts import RESULTS, Check, Verdict, read
 
 REPORT = """<testsuites><testsuite name="pytest">
 <testcase name="test_chat"/>
@@ -69,19 +69,6 @@ def test_a_report_is_read(tmp_path: Path) -> None:
     ]
 
 
-def test_results_are_kept_in_the_order_of_the_rows(tmp_path: Path) -> None:
-    file = tmp_path / "results.json"
-    record(
-        [Verdict("anthropic", "1", (Check("chat"),), 1), Verdict("openai", "1", (Check("chat", error="no"),), 1)], file
-    )
-    checks = (Check("chat"), Check("images", skipped="no model"), Check("hits", found="8 of 9"))
-    record([Verdict("openai", "2", checks, 1)], file)
-    first, second = json.loads(file.read_text())
-    assert (first["client"], first["version"], first["passed"], first["checks"]) == ("openai", "2", 2, 3)
-    assert (first["failed"], first["skipped"], first["found"]) == ([], {"images": "no model"}, {"hits": "8 of 9"})
-    assert (second["client"], second["version"]) == ("anthropic", "1")
-
-
 def test_a_hit_has_to_be_as_long_as_predicted_and_a_later_turn_has_to_have_one() -> None:
     first: dict[str, int] = {"prompt_tokens": 100}
     second = {"prompt_tokens": 120, "predicted_tokens": 96, "cached_tokens": 96}
@@ -95,19 +82,6 @@ def test_a_program_runs_with_the_routers_address_and_without_the_users_settings(
     verdict = running.run("openai", here, Nobody())
     assert verdict.version == "1.2.3"
     assert verdict.checks == (Check("address"), Check("secrets"))
-
-
-def test_a_program_that_reports_nothing_has_failed(here: Path) -> None:
-    (here / "with_openai.py").write_text("import os; os._exit(3)")
-    [check] = running.run("openai", here, Nobody()).failed
-    assert check.name == "program"
-
-
-def test_a_program_that_does_not_end_is_ended(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (here / "with_openai.py").write_text("import threading; threading.Event().wait()")
-    monkeypatch.setitem(CLIENTS, "openai", Client(packages=("openai",), tries="", limit_s=2))
-    [check] = running.run("openai", here, Nobody()).failed
-    assert check.error == "no report: it ran longer than 2 s"
 
 
 def test_a_fault_in_a_servers_log_is_a_failed_check(here: Path) -> None:

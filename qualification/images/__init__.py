@@ -1,1 +1,1 @@
-"""Check the Dockerfile's images without a container engine: see `python -m qualification.images --help`."""
+"""The Dockerfile's text, and its images in real containers."""

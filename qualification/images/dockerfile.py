@@ -99,3 +99,9 @@ def instructions(text: str) -> Iterator[Instruction]:
 
 def filled(value: str, variables: Mapping[str, str]) -> str:
     return VARIABLE.sub(lambda found: variables.get(found[1], ""), value)
+
+
+def health_check(dockerfile: Dockerfile, target: str) -> list[str]:
+    value = dockerfile.last(target, "HEALTHCHECK").value
+    command: list[str] = json.loads(value[value.index("[") :])
+    return command

@@ -19,7 +19,6 @@ from qualification.images.dockerfile import DOCKERFILE, ROOT
 from qualification.images.played import PROBES, Network, Played
 from qualification.images.podman import BASE, build, inspect, is_there, podman, succeeds, why_not
 from qualification.images.service import Service
-from qualification.images.trying import RAY
 from qualification.images.world import CLIENT, REPLICA, REPLICA_CPU, ROUTER, World, computes, of_overlay, simulates
 from tests.events.processes import wait_until
 from tests.k8s.load import token_ids, under_load
@@ -39,6 +38,10 @@ for _ in range(2):
     answer = client.completions.create(model="demo", prompt="Once upon a time, " * 40, max_tokens=8)
     print(answer.usage.prompt_tokens_details.cached_tokens)
 """
+# KubeRay's command for a head, except its address.
+RAY = (
+    "ulimit -n 65536; ray start --head --block --node-ip-address=127.0.0.1 --num-cpus=1 --object-store-memory=100000000"
+)
 CONFINED = ("--read-only", "--volume=/models", "--cap-drop=ALL", "--security-opt=no-new-privileges")
 WGET = "; ".join(
     f"wget --tries 1 -T 2 -q -O- http://localhost:{path} | grep success"

@@ -12,8 +12,7 @@ import pytest
 
 from fleet.cli import warmroute
 from qualification.images import context
-from qualification.images.dockerfile import DOCKERFILE, ROOT, Instruction, parse, read
-from qualification.images.trying import health_check
+from qualification.images.dockerfile import DOCKERFILE, ROOT, Instruction, health_check, read
 
 DOCKER = read()
 TARGETS = ("router", "replica-cpu", "replica-gpu")
@@ -246,25 +245,6 @@ def test_images_for_ray_have_what_kuberay_asks_for(requirements: dict[str, list[
     assert extras["kuberay"][0].startswith("ray[default]")
     assert any("wget" in each.value for each in DOCKER.stages["replica"].all("RUN"))
     assert extras["kuberay"][0] in requirements["replica"]
-
-
-# ---- how it is read
-
-
-def test_a_dockerfile_is_read_as_its_builder_reads_it() -> None:
-    text = (
-        "# a comment\nARG BASE=b:1\nFROM ${BASE} AS one\nENV A=1 \\\n    B=${A}2\nCOPY --from=x --chown=1 a b /c/\n"
-        "RUN --mount=type=cache,target=/x \\\n    # why\n    true \\\n && false\n"
-        "FROM one AS two\n"
-    )
-    read = parse(text)
-    assert read.arguments == {"BASE": "b:1"}
-    assert [(stage.name, stage.base) for stage in read.stages.values()] == [("one", "${BASE}"), ("two", "one")]
-    assert read.environment("two") == {"A": "1", "B": "${A}2"}
-    [copy] = read.stages["one"].all("COPY")
-    assert (copy.flag("from"), copy.words) == ("x", ["a", "b", "/c/"])
-    [run] = read.stages["one"].all("RUN")
-    assert (run.value.split(), run.line) == (["true", "&&", "false"], 7)
 
 
 RULES = ["*", "!README.md", "!api", "**/__pycache__", "**/*.py[co]", "api/secret*"]

@@ -15,9 +15,7 @@ PARTS = (
     "decisions",
     "tokens",
     "front",
-    "router",
     "fleet",
-    "rolling",
 )
 # Take long, or need what is no part of the project: other routers, traces, Chromium. Some write to docs/,
 # `terminal` with tmux.

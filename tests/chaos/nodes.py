@@ -142,23 +142,6 @@ class Node:
 
 
 @contextmanager
-def bare_nodes(size: int, *, subnet: str) -> Iterator[list[Node]]:
-    """Machines with addresses, and no network between them."""
-    _sweep()
-    name = f"wr{os.getpid()}-{next(_NETWORKS)}"
-    made: list[Node] = []
-    try:
-        for number in range(1, size + 1):
-            node = Node(f"{name}-{number}", f"{subnet}.{number}", "", "")
-            made.append(node)
-            ip("netns", "add", node.namespace)
-            ip("-n", node.namespace, "link", "set", "lo", "up")
-        yield made
-    finally:
-        _remove("", made)
-
-
-@contextmanager
 def network(size: int, *, subnet: str = "10.77.0") -> Iterator[list[Node]]:
     """Machines that see each other and nothing else; all of it is gone afterwards, also when the test fails.
 

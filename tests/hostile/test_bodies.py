@@ -185,7 +185,6 @@ async def test_a_body_may_come_slowly_but_not_for_ever() -> None:
 # ---- refused by counting
 
 
-TWO_MILLION = b",".join([b"1"] * 2_000_000)
 MANY = {
     "token ids": (b'{"model":"m","prompt":[%b]}' % b",".join([b"1"] * 2_000_000), 400, "2000000 tokens"),
     "a list of token ids": (
