@@ -254,6 +254,7 @@ class Decoder:
 
 
 def decode_batch(payload: bytes) -> EventBatch:
+    """Decode a single batch."""
     return Decoder().decode(payload)
 
 

@@ -12,8 +12,7 @@ from api.http.bodies import Bodies
 from router.config import RouterConfig
 from router.lifecycle import Lifecycle
 from router.members.broken import Broken
-from router.members.budget import Budget
-from router.members.feeds import Feeds
+from router.members.feed import Feeds
 from router.members.members import Member, Members, ServedModel, Server
 from router.members.predictions import Predictions
 from router.placement.cost import NONE_TRIED, Candidate, Prompt, Tenant
@@ -28,7 +27,7 @@ from router.prompts.reading.client import Reading
 from router.proxy.attempt import BODY, Attempt, AttemptListener
 from router.proxy.request_summary import RequestSummary, count_usage
 from router.proxy.responses import KeptResponses
-from router.proxy.retries import RetryBudget, Row
+from router.proxy.retries import Budget, RetryBudget, Row
 from router.proxy.services import Waiter
 from router.records.history import History
 from router.tenants.admission import Admission
@@ -58,7 +57,7 @@ class Router:
         self.config = config
         self.members = members
         self.feeds = feeds
-        self.predictions = Predictions(feeds, self._predicted_wrongly)
+        self.predictions = Predictions(self._predicted_wrongly)
         self.placement = placement
         self.admission = admission
         has_objectives = config.kubernetes is not None and config.kubernetes.objectives
@@ -80,7 +79,7 @@ class Router:
         self.held = Budget(HELD_BYTES)
         self.loop = asyncio.get_running_loop()
         self.now_s = self.loop.time
-        self.lifecycle = Lifecycle(members, feeds, self.now_s, config.model_rewrites_file is not None)
+        self.lifecycle = Lifecycle(members, self.now_s, config.model_rewrites_file is not None)
         self._attempts: dict[Attempt, None] = {}  # their order is that of sending
         self._threads = ThreadPoolExecutor(THREADS, "tokenize")
         self._waiting_bytes = 0
@@ -139,12 +138,11 @@ class Router:
 
     def doubt(self, member: Member) -> str | None:
         """Why the index may differ from the member's cache now; None: it is exact."""
-        known = self.feeds.known(member.name)
-        if known is None:
+        if member.feed is None:
             return member.why_no_events or "its events are not followed"
         if member.overclaims:
             return "its events claim more blocks than it can hold"
-        return known[1]
+        return member.feed.inexact
 
     def candidates_of(self, name: str) -> Sequence[Candidate]:
         """The replicas that serve a model now; all replicas if the name is empty."""
@@ -292,7 +290,8 @@ class Router:
         log.warning("%s: reading its cache again, since predictions of its cached tokens fail too often", member.name)
         member.resyncs += 1
         member.accuracy.forget()
-        self.feeds.resync(member.name)
+        if member.feed is not None:
+            member.feed.resync()
 
     def sweep(self, now_s: float, gap_s: float = 0.0) -> None:
         """Time out attempts and waiting requests; `gap_s` is how long the router itself stood still."""

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import time
 
-from router.members.feeds import Feeds
 from router.members.members import Members
 
 INDEX_WITHIN_S = 30.0  # after the start; then the router serves with a partial index
@@ -13,7 +12,6 @@ INDEX_WITHIN_S = 30.0  # after the start; then the router serves with a partial 
 @dataclass(slots=True, eq=False)
 class Lifecycle:
     members: Members
-    feeds: Feeds
     now_s: Callable[[], float]
     awaits_rewrites: bool = False  # the files of models: they have not been read yet
     started: int = field(default_factory=lambda: int(time()))
@@ -40,7 +38,7 @@ class Lifecycle:
         up = [one for one in members if one.name not in down]
         if self.now_s() < self.index_awaited_until_s:
             unheard = [one.name for one in members if not (one.server.learned or one.server.trouble)]
-            syncing = [one.name for one in up if one.index_state(self.feeds.state(one.name)) == "syncing"]
+            syncing = [one.name for one in up if one.index_state(one.feed_state) == "syncing"]
             if unheard or syncing:
                 awaited = ", ".join([*unheard, *syncing])
                 return f"the index is not complete: what {awaited} holds is still being read"

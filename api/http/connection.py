@@ -83,7 +83,7 @@ class HttpConnection(asyncio.Protocol):
         self._exchange: AnyExchange | None = None  # the newest
         self._awaited: Literal["", "head", "body", "end"] = "head"  # the part that the client has begun, or owes us
         self._since_s = self._body_since_s = self._idle_since_s = self.loop.time()
-        self._spare = False
+        self._spare = self._retiring = False
         self._spoken = False  # whether a byte has ever come
         self._read_paused = False
         self._head_bytes = 0
@@ -133,11 +133,11 @@ class HttpConnection(asyncio.Protocol):
             self.transport.close()
 
     def retire(self, *, now: bool) -> None:
-        """Make the open request the connection's last one, if its response can still say so.
+        """Make the open request the connection's last one if its response can still say so, or else the next one.
 
-        `now`: it is in any case, and where none has begun the connection closes. A client that sends one at that moment
-        finds it closed, and cannot know whether it was heard.
+        `now`: it is in any case, and where none has begun the connection closes, maybe as one is sent.
         """
+        self._retiring = True
         if self._open:
             if now or not self._open[-1].response_started:
                 self._open[-1].keep_alive = False
@@ -252,7 +252,7 @@ class HttpConnection(asyncio.Protocol):
             # The parser takes it, although servers read it differently.
             message = f"the request has {hosts} Host headers; send one (RFC 9112, 3.2)"
             raise self._enough(invalid(message, code="invalid_host"))
-        lasts = not (is_old or self._spare or self.shared.retiring) and parser.should_keep_alive()
+        lasts = not (is_old or self._spare or self._retiring or self.shared.retiring) and parser.should_keep_alive()
         method = parser.get_method().decode("ascii")
         try:
             exchange = self._exchange_for(method, version, keep_alive=lasts, waits_for_100=waits)

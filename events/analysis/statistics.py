@@ -89,12 +89,19 @@ def _bucket(age_s: float) -> int:
 
 
 class Counts(Struct):
-    """Totals, or rates per second."""
+    batches: int = 0
+    events: int = 0
+    stored_blocks: int = 0
+    removed_blocks: int = 0
 
-    batches: float = 0
-    events: float = 0
-    stored_blocks: float = 0
-    removed_blocks: float = 0
+
+class Rates(Struct):
+    """Per second."""
+
+    batches: float
+    events: float
+    stored_blocks: float
+    removed_blocks: float
 
 
 class Lag(Struct):
@@ -131,7 +138,7 @@ class Report(Struct):
     last_seq: int
     span_s: float
     counts: Counts
-    rates: Counts
+    rates: Rates
     resident: list[Held]
     restored_blocks: int
     lives: Lives
@@ -194,7 +201,7 @@ class Statistics:
             view.stream.last_seq,
             span_s,
             self.counts,
-            Counts(*(getattr(self.counts, field) / (span_s or math.inf) for field in Counts.__struct_fields__)),
+            Rates(*(getattr(self.counts, field) / (span_s or math.inf) for field in Counts.__struct_fields__)),
             resident(tree, view.name),
             lives.restored,
             Lives(p10_s, p50_s, p90_s, p99_s, lives.ended, lives.censored(), lives.without_start),

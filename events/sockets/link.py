@@ -123,6 +123,8 @@ class Link:
             self._full = False
             self._drain_soon()
 
+    # ---- for its kinds
+
     def _is_made(self) -> None:
         self._reconnects.connected(self._loop.time())
         self.paused = False

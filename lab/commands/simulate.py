@@ -11,45 +11,62 @@ from api.process.options import F, option
 from api.process.settings import FiniteRange, Unusable
 from fleet.display import progress
 from lab.commands.common import check_options, counting, given_options
-from lab.incident import replay as incident
-from lab.simulation import comparison
+from lab.incident import report as incident
+from lab.incident.replay import replay
+from lab.simulation import report
 from lab.simulation.comparison import BOUNDS, compared
 from lab.simulation.settings import Settings
+from lab.trace.enough import too_short
 from lab.trace.formats import read_trace
-from lab.trace.requests import at_rate, coarsened, sped_up, too_short
+from lab.trace.requests import at_rate, coarsened, sped_up
 from router.placement.policy import POLICIES
 
 DEFAULTS = Settings()
 USUAL = "round-robin,least-loaded,prefix,cost"
+MODELS = click.Choice(["fifo", "engine"])
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 OF_REPLAY = {"recording", "log", "policy", "sources", "as_json"}
 RATE = FiniteRange(min=1e-3, max=1e9)
-COUNT = click.IntRange(1)
+COUNT, TOKENS = click.IntRange(1), click.IntRange(0)
+RATE_OR_0 = FiniteRange(min=0, max=1e9)
 PACE = FiniteRange(min=1e-9, max=1e6)
 SECONDS = FiniteRange(min=0, max=1e6)
 SHARE = FiniteRange(min=0, max=1, max_open=True)
 
 
-NEEDS = {"sources": "recording"}
-OF_EVENTS = ("optimistic", "event_delay_s", "event_loss", "rate_error")
+NEEDS = {
+    "disk_tokens": "host_tokens",
+    "load_tokens_per_s": "host_tokens",
+    "disk_tokens_per_s": "disk_tokens",
+    "prefill_replicas": "pull_tokens_per_s",
+    "sources": "recording",
+}
+OF_EVENTS = ("optimistic", "event_delay_s", "event_loss", "rate_error", "pull_tokens_per_s")
 EXCLUDES = [("speed", "load"), *((name, "events") for name in OF_EVENTS)]
 
 
 def fleet_option(flag: str, metavar: str, help: str, field: str, kind: click.ParamType[Any]) -> Callable[[F], F]:
     """Make an option for a field of Settings; a default that changes nothing is not shown."""
     default = getattr(DEFAULTS, field)
-    return option(flag, metavar, help, name=field, type=kind, default=default, show_default=default > 1)
+    return option(flag, metavar, help, name=field, type=kind, default=default, show_default=(default or 0) > 1)
 
 
 @click.command()
 @option("--trace", "FILE", "The requests.", name="path", type=FILE)
 @fleet_option("--replicas", "N", "How many.", "replicas", click.IntRange(1, 1024))
 @fleet_option("--capacity-tokens", "C", "Tokens of KV cache in each (see warmroute size).", "capacity_tokens", COUNT)
+@fleet_option("--host-tokens", "N", "Tokens of host memory behind each cache.", "host_tokens", TOKENS)
+@fleet_option("--disk-tokens", "N", "Tokens of disk behind that.", "disk_tokens", TOKENS)
 @fleet_option("--prefill-rate", "R", "Tokens/s that a replica prefills.", "prefill_tokens_per_s", RATE)
+@fleet_option("--load-rate", "R", "Tokens/s loaded from host memory.", "load_tokens_per_s", RATE)
+@fleet_option("--disk-rate", "R", "Tokens/s loaded from disk.", "disk_tokens_per_s", RATE)
+@fleet_option("--pull-rate", "R", "Tokens/s read from another replica; 0: none can be.", "pull_tokens_per_s", RATE_OR_0)
+@fleet_option("--prefill-replicas", "N", "Replicas that compute prompts for the others.", "prefill_replicas", TOKENS)
 @fleet_option("--decode-rate", "R", "Tokens/s of one answer.", "decode_tokens_per_s", RATE)
 @option("--load", "RHO", "Change the pace: prompts arrive at RHO x N x R tokens/s, cached or not.", type=PACE)
 @option("--speed", "X", "Change the pace: X times as fast as the trace.", type=PACE)
 @option("--policy", "P,...", f"Of {', '.join(POLICIES)}.  [default: {USUAL}]")
+@option("--model", "NAME", "fifo: one prefill at a time; engine: our scheduler (slower).", type=MODELS, default="fifo")
 @option("--coarsen", "K", "Blocks K times as large.", show_default=False, type=COUNT, default=1)
 @option("--block-tokens", "N", "Block size of the trace, if the file does not have it.", type=COUNT)
 @option("--jitter", "S", "Delay each arrival by up to S seconds.", show_default=False, type=SECONDS, default=0.0)
@@ -61,6 +78,7 @@ def fleet_option(flag: str, metavar: str, help: str, field: str, kind: click.Par
 @fleet_option("--event-loss", "P", "Share of lost batches.", "event_loss", SHARE)
 @fleet_option("--rate-error", "P", "Half of the replicas overstate their rate by this share.", "rate_error", SHARE)
 @fleet_option("--routers", "N", "Routers that take turns.", "routers", click.IntRange(1, 64))
+@fleet_option("--peer-delay", "S", "Routers tell each other what they sent, S seconds later.", "peer_delay_s", SECONDS)
 @option("--recording", "FILE", "Replay: a recording of the replicas' events.", type=FILE)
 @option("--requests", "LOG", "Replay: the router's request log.", name="log", type=FILE)
 @option("--source", "NAME=ENDPOINT", "Replay: a replica of the log and its source.", name="sources", multiple=True)
@@ -89,7 +107,10 @@ def simulate(
 
     The router's index, policies and optimistic entries and the engine's block pool are the shipped ones; only time is
     simulated. A replica prefills one request at a time, uncached tokens / R, and requests that decode hold their
-    blocks for output tokens / decode rate.
+    blocks for output tokens / decode rate; with --model engine it is the shipped scheduler, step by step.
+
+    With --host-tokens, blocks that leave the cache go to host memory, and come back at the load rate: before the
+    prefill, or while others compute with --model engine. With --pull-rate, replicas also read blocks from each other.
 
     The trace is JSON lines, plain or gzipped: Mooncake's (timestamp, input_length, output_length, hash_ids or
     hash_runs), or a request log (warmroute router --request-log).
@@ -97,6 +118,7 @@ def simulate(
     \b
     hits      1 - tokens computed / tokens of all prompts
     tokens    computed by the busiest replica, as a multiple of the mean; same for requests
+    loaded    tokens brought from host memory, disk and other replicas / tokens of all prompts; they are hits, too
     busy      share of time spent on computing prompts
     pooled    one cache as large as all together, one queue, N prefills at once
     ideal     the same with an unlimited cache
@@ -128,15 +150,15 @@ def simulate(
                 raise Unusable(f"--source: {each!r} is not NAME=ENDPOINT, a replica of the log and its source")
         named = dict(each.split("=", 1) for each in sources)
         with progress("replaying", 100) as tell:
-            told = incident.replay(
-                recording, log, policy=policies[0] if policy else None, sources=named, on_progress=tell
-            )
+            told = replay(recording, log, policy=policies[0] if policy else None, sources=named, on_progress=tell)
         click.echo(msgspec.json.encode(incident.as_json(told)) if as_json else "\n".join(incident.lines(told)))
         ctx.exit(0 if told.is_same else 1)
     if path is None:
         raise Unusable("give --trace FILE, or --recording FILE and --requests LOG")
     check_options(NEEDS, EXCLUDES)
     settings = Settings(**fleet)
+    if settings.prefill_replicas >= settings.replicas:
+        raise Unusable(f"--prefill-replicas {settings.prefill_replicas} leaves no replica that generates; give fewer")
     with progress("reading", path.stat().st_size) as tell:
         trace = coarsened(read_trace(path, block_tokens, tell), coarsen)
     if settings.closed_loop and all(request.session is None for request in trace.requests):
@@ -157,6 +179,6 @@ def simulate(
             trace, settings, policies, seeds=seeds, jitter_s=jitter, bounds=not no_bounds, on_request=on_request
         )
     if as_json:
-        click.echo(msgspec.json.encode(comparison.as_json(trace, settings, rows)))
+        click.echo(msgspec.json.encode(report.as_json(trace, settings, rows)))
     else:
-        click.echo("\n".join(comparison.lines(trace, settings, rows)))
+        click.echo("\n".join(report.lines(trace, settings, rows)))

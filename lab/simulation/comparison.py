@@ -1,19 +1,19 @@
 """Runs policies and bounds on the same arrivals, and sums up: hit rate, times to first token, balance."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heapreplace
 from statistics import fmean
 from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from lab.percentiles import percentile
 from lab.simulation.fleet import simulated
 from lab.simulation.job import Job, jobs_of
 from lab.simulation.settings import Settings
-from lab.trace.requests import Trace, found_tokens, jittered
-from lab.writing import aligned
+from lab.trace.enough import found_tokens
+from lab.trace.requests import Trace, jittered
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
@@ -24,6 +24,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     ttft_p99_s: float
     token_imbalance: float  # tokens computed by the busiest replica, as a multiple of the mean
     request_imbalance: float
+    brought_rate: float = 0  # tokens brought from elsewhere / tokens of all prompts; all of them are hits
     refused: float = 0  # requests that waited for room in vain
     session_mean_s: float | None = None  # from a session's arrival to its last token; None: the trace names no sessions
     session_p99_s: float | None = None
@@ -41,6 +42,8 @@ def outcome_of(jobs: Sequence[Job], replicas: int, prefill_tokens_per_s: float) 
     for job in jobs:
         computed[job.replica] += job.uncached_tokens
         requests[job.replica] += 1
+        if job.prefill is not None:
+            computed[job.prefill.replica] += job.prefill.uncached_tokens
     ttfts_s = sorted(job.ttft_s for job in jobs)
     sessions: dict[str, list[float]] = {}  # each one's beginning and end
     for job in jobs:
@@ -51,6 +54,7 @@ def outcome_of(jobs: Sequence[Job], replicas: int, prefill_tokens_per_s: float) 
     span_s = max(job.first_s for job in jobs) - min(job.request.at_s for job in jobs)
     return Outcome(
         hit_rate=1 - sum(computed) / asked,
+        brought_rate=sum(sum(job.brought_tokens.values()) for job in jobs) / asked,
         ttft_mean_s=fmean(ttfts_s),
         ttft_p50_s=percentile(ttfts_s, 0.5),
         ttft_p90_s=percentile(ttfts_s, 0.9),
@@ -90,8 +94,12 @@ def pooled(trace: Trace, settings: Settings, on_request: Callable[[], None] = la
     one = replace(
         settings,
         replicas=1,
+        prefill_replicas=0,
         servers=settings.replicas,
         capacity_tokens=settings.capacity_tokens * settings.replicas,
+        host_tokens=settings.host_tokens * settings.replicas,
+        disk_tokens=settings.disk_tokens * settings.replicas,
+        model="fifo",
         routers=1,
         replica_limit=0,
     )
@@ -139,77 +147,3 @@ def compared(
 def _row(name: str, runs: list[list[Job]], replicas: int, rate: float, *, is_bound: bool = False) -> Row:
     outcomes = [outcome_of(jobs, replicas, rate) for jobs in runs]
     return Row(name, is_bound, mean_of(outcomes), outcomes)
-
-
-# ---- as text and as JSON
-
-HEAD = ("policy", "hits", "TTFT mean", "p50", "p90", "p99", "session", "p99", "tokens", "requests", "busy")
-SESSIONS = {HEAD.index("session"), HEAD.index("session") + 1}  # not shown in an open loop, which gives a turn its time
-
-
-def lines(trace: Trace, settings: Settings, rows: Sequence[Row]) -> Iterator[str]:
-    yield from _inputs(trace, settings)
-    yield ""
-    hidden = set() if settings.closed_loop else SESSIONS
-    policies, bounds = ([row for row in rows if row.is_bound is is_bound] for is_bound in (False, True))
-    table: list[Sequence[str]] = [HEAD, *((row.name, *_figures(row.mean, row.is_bound)) for row in policies)]
-    if bounds:
-        table += [(), *((row.name, *_figures(row.mean, row.is_bound)) for row in bounds)]
-    yield from aligned([cell for at, cell in enumerate(row) if at not in hidden] for row in table)
-    for row in rows:
-        if row.mean.refused:
-            yield f"{row.name}: {row.mean.refused:,.0f} requests waited for room in vain; they are in no other figure."
-    if len(rows[0].runs) > 1:
-        means = {row.name: [one.ttft_mean_s for one in row.runs] for row in rows}
-        spreads = [(max(own) / min(own) - 1, name) for name, own in means.items() if min(own) > 0]
-        yield ""
-        yield f"Each figure is the mean of {len(rows[0].runs)} runs." + (
-            f" The means of TTFT differ most for {max(spreads)[1]}: by {max(spreads)[0]:.1%}." if spreads else ""
-        )
-
-
-def _inputs(trace: Trace, settings: Settings) -> Iterator[str]:
-    rate = settings.prefill_tokens_per_s
-    asked = trace.input_tokens / trace.span_s if trace.span_s else float("inf")
-    yield (
-        f"{trace.name}: {len(trace.requests):,} requests, {trace.input_tokens:,} input tokens in blocks of "
-        f"{trace.block_tokens:,}, within {trace.span_s:,.0f} s"
-    )
-    yield (
-        f"{settings.replicas} replicas, each {settings.capacity_tokens:,} tokens of cache and {rate:,.0f} prefill "
-        f"tokens/s: load {asked / (settings.replicas * rate):.2f}"
-    )
-
-
-def _figures(one: Outcome, is_bound: bool) -> Iterator[str]:
-    yield f"{one.hit_rate:.1%}"
-    for seconds in (one.ttft_mean_s, one.ttft_p50_s, one.ttft_p90_s, one.ttft_p99_s):
-        yield duration(seconds)
-    for session_s in (one.session_mean_s, one.session_p99_s):
-        yield "" if session_s is None else f"{session_s:,.0f} s"
-    yield "" if is_bound else f"{one.token_imbalance:.2f}"
-    yield "" if is_bound else f"{one.request_imbalance:.2f}"
-    yield f"{one.utilization:.0%}"
-
-
-def duration(seconds: float) -> str:
-    return f"{seconds:,.2f} s" if seconds >= 0.1 else f"{seconds * 1000:,.0f} ms"
-
-
-def as_json(trace: Trace, settings: Settings, rows: Sequence[Row]) -> dict[str, Any]:
-    return {
-        "trace": {
-            "name": trace.name,
-            "requests": len(trace.requests),
-            "input_tokens": trace.input_tokens,
-            "block_tokens": trace.block_tokens,
-            "span_s": trace.span_s,
-        },
-        "settings": asdict(settings),
-        "policies": {row.name: _of_row(row) for row in rows if not row.is_bound},
-        "bounds": {row.name: _of_row(row) for row in rows if row.is_bound},
-    }
-
-
-def _of_row(row: Row) -> dict[str, Any]:
-    return {**asdict(row.mean), "runs": [asdict(one) for one in row.runs]}

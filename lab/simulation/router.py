@@ -1,19 +1,34 @@
 """A router of the simulated fleet: the shipped placement and queue for room, without HTTP."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from events.cache.resolver import Resolver
 from events.messages import KnownEvent
-from lab.replay import ReplayState, ReplicaReplay
+from lab.replay.state import ReplayState, ReplicaReplay
 from lab.simulation.job import MODEL, Job
 from lab.simulation.settings import Settings
-from router.placement.cost import Tenant
+from replica.messages import KVSource
+from router.placement.cost import Half, Question, Tenant
+from router.placement.decision import Decision
+from router.placement.elsewhere import fetch, split, why_not_at_all
 from router.placement.index import APPROXIMATE, APPROXIMATE_TOKENS
+from router.placement.outbox import Outbox
 from router.placement.waiting import STEP_S, Waiting
+from router.workers.peer_inbox import Inbox
 
 
 class SimulatedRouter(ReplayState):
-    def __init__(self, policy: str, settings: Settings, block_tokens: int, *, seed: int) -> None:
+    def __init__(
+        self,
+        policy: str,
+        settings: Settings,
+        block_tokens: int,
+        *,
+        seed: int,
+        number: int = 0,
+        wake: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        """`number`: among its peers. `wake` is called with the seconds within which to take from its `outbox`."""
         guesses = APPROXIMATE_TOKENS // block_tokens
         super().__init__(policy, approximate_blocks=guesses, optimistic=settings.optimistic, seed=seed)
         self.waiting: Waiting[Job] = Waiting(settings.queue_size)
@@ -21,25 +36,31 @@ class SimulatedRouter(ReplayState):
         names = [f"replica-{number}" for number in range(settings.replicas)]
         self.replicas = [ReplicaReplay(self.placement, name, limit=settings.replica_limit, **cache) for name in names]
         self.candidates = [replica.candidate for replica in self.replicas]
+        for place, replica in enumerate(self.replicas):
+            if settings.prefill_replicas:
+                replica.candidate.role = "prefill" if place < settings.prefill_replicas else "decode"
+            if settings.pull_tokens_per_s:
+                self.placement.offers(replica.load, str(place), MODEL)
         self._settings = settings
         self._block_size = block_tokens if settings.events else APPROXIMATE
         self._slots = {self._block_size: sum(1 << candidate.slot for candidate in self.candidates)}
         self._resolvers = [Resolver(MODEL, native=True) for _ in names]
         self._tenants: set[Tenant | None] = set()
+        loads = {name: replica.load for name, replica in zip(names, self.replicas, strict=True)}
+        self.inbox = Inbox(self.placement, loads.get, own=number)
+        if settings.peer_delay_s is not None:
+            self.placement.outbox = Outbox(number, wake)
 
     def heard(self, replica: int, events: Sequence[KnownEvent]) -> None:
         for change in self._resolvers[replica].apply(events):
             self.placement.index.apply(self.candidates[replica].slot, change)
 
-    def place(self, job: Job, now_s: float) -> bool:
-        """Choose the job's replica, and its rank there; return False if none has room."""
+    def place(self, job: Job, now_s: float) -> Job | None:
+        """Choose the job's replica, and its rank there; return what to send: it, or its first half. None: no room."""
         self.placement.expire(now_s)
-        session, tenant, came_s = job.request.session, job.request.tenant, job.request.at_s
-        self._tenants.add(tenant)
-        self.placement.shares.others_may_come = len(self._tenants) > 1
-        question, _ = self.placement.question(
-            job.prompt, self._slots, now_s, session=session, came_s=came_s, tenant=tenant
-        )
+        question = self._question(job, now_s)
+        if job.prefill is not None:
+            fetch(question, self.candidates, self.candidates[job.prefill.replica])
         candidates = self.candidates
         if self._settings.as_served and job.request.replica is not None:
             candidates = [self.candidates[job.request.replica]]
@@ -50,14 +71,35 @@ class SimulatedRouter(ReplayState):
             job.is_new, job.outlook = False, self.placement.outlook(decision, room_s)
             job.is_refused = job.outlook is not None and job.outlook.refused_for_s is not None
         if decision.chosen is None or job.is_refused:
-            return False
+            return None
+        if self._settings.prefill_replicas and job.prefill is None and why_not_at_all("auto", decision) is None:
+            computing = self.placement.decide(self._question(job, now_s, "prefill"), self.candidates, policy="cost")
+            if split("auto", decision, computing, self.placement.transfers).elsewhere:
+                half = job.first_half()
+                self._send(half, computing, now_s)
+                return half
+        self._send(job, decision, now_s)
+        return job
+
+    def _question(self, job: Job, now_s: float, half: Half = "decode") -> Question:
+        session, tenant, came_s = job.request.session, job.request.tenant, job.request.at_s
+        counts = half == "decode" and job.prefill is None
+        self._tenants.add(tenant)
+        self.placement.shares.others_may_come = len(self._tenants) > 1
+        question, _ = self.placement.question(
+            job.prompt, self._slots, now_s, session=session, came_s=came_s, half=half, counts=counts, tenant=tenant
+        )
+        return question
+
+    def _send(self, job: Job, decision: Decision, now_s: float) -> None:
+        assert decision.chosen is not None, "its caller has looked"
         ranked = self._settings.ranked
         job.replica = self.candidates.index(decision.chosen)
+        job.sources = [KVSource(one.endpoint, one.tokens) for one in decision.neighbours]
         load = self.replicas[job.replica].load
         placed = self.placement.sent(decision, load, job.prompt, self._block_size, now_s, ranked=ranked)
         self.placed[job.number] = placed
         job.rank = now_s + (decision.priority_s(now_s) if ranked else 0.0)
-        return True
 
     def wait(self, job: Job, now_s: float) -> Job | None:
         """Queue the job until there is room; return the job refused because the queue is full, if any."""

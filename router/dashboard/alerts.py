@@ -30,7 +30,6 @@ from router.dashboard.doctor.rules import Finding, about, about_fleet, in_order
 from router.dashboard.rows import Fleet
 from router.dashboard.sampling import paused
 from router.members.broken import Broken
-from router.members.feeds import Feeds
 from router.members.fetch import fetch
 from router.members.members import Member, Members, Server, approximate_prompts
 from router.placement.cost import INFINITE
@@ -131,7 +130,6 @@ class Alerts:
 
     policy: str
     members: Members
-    feeds: Feeds
     index: PrefixIndex
     history: History
 

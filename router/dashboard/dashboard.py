@@ -80,19 +80,19 @@ class Dashboard:
     def replica(self, member: Member, *, admin: bool) -> dict[str, Any]:
         """The page of one replica."""
         statuses, sampling = self.statuses, self.statuses.sampling
-        replica, traffic = statuses.one(member), statuses.feeds.traffic(member.name)
+        replica, feed = statuses.one(member), member.feed
         sampled, done, recent = sampling.sampled(member), sampling.counts(member), sampling.recently(member)
         series = Series(REPLICA_SERIES, REPLICA_POINTS) if sampled is None else sampled.series
         over_s, stream = sampling.over_s(), None
-        if replica.events is not None and traffic is not None:
+        if replica.events is not None and feed is not None:
             stream = {
                 **asdict(replica.events),
-                "batches": traffic.batches,
-                "stored_blocks": traffic.stored,
-                "removed_blocks": traffic.removed,
+                "batches": feed.view.stream.stats.batches,
+                "stored_blocks": feed.stored,
+                "removed_blocks": feed.removed,
                 "stored_per_s": round(recent.stored_blocks / over_s, 3),
                 "removed_per_s": round(recent.removed_blocks / over_s, 3),
-                "digest_checks": traffic.digests_compared,
+                "digest_checks": feed.view.stream.stats.digests_compared,
             }
         return {
             "replica": replica if admin else for_clients(replica),

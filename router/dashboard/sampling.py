@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from router.members.counts import ReplicaCounts, counts_of
-from router.members.feeds import Feeds
 from router.members.members import Member, Members
 from router.placement.waiting import Waiting
 from router.proxy.request_summary import RequestCounts
@@ -114,7 +113,7 @@ class OtherWorkers:
         self._counts: dict[str, ReplicaCounts] = {}
         self._in_flight: dict[str, int] = {}
         self._last: dict[int, Figures] = {}
-        self._begins_late = colleagues is not None and colleagues.place.replaces  # the past is no news
+        self._begins_late = colleagues is not None and colleagues.place.joins  # the past is no news
 
     def counts(self, replica: str) -> ReplicaCounts:
         return self._counts.get(replica, ReplicaCounts())
@@ -163,7 +162,6 @@ class Sampling:
     """Call `run` for the router's lifetime."""
 
     members: Members
-    feeds: Feeds
     now_s: Callable[[], float]
     queue: Waiting[Any]
     requests: RequestCounts
@@ -227,7 +225,7 @@ class Sampling:
     # ---- of all workers
 
     def counts(self, member: Member) -> ReplicaCounts:
-        counts = counts_of(member, self.feeds)
+        counts = counts_of(member)
         counts.add(self.others.counts(member.name))
         return counts
 

@@ -12,7 +12,6 @@ from router.dashboard.idle import why_idle
 from router.dashboard.rows import Fleet, Totals
 from router.dashboard.sampling import Sampling, paused, rates
 from router.members.counts import ReplicaCounts
-from router.members.feeds import Feeds
 from router.members.members import Member, Members
 from router.placement.index import PrefixIndex
 from router.placement.placement import Placement
@@ -45,7 +44,6 @@ class Statuses:
     """Says how replicas are, as far as this worker knows; their rates are those of all workers."""
 
     members: Members
-    feeds: Feeds
     placement: Placement
     admission: Admission
     decisions: deque[PastDecision]
@@ -94,7 +92,7 @@ class Statuses:
     def _of(self, member: Member, recent: ReplicaCounts, idle: str | None) -> ReplicaStatus:
         """`idle`: why it has nothing to do."""
         candidate, spec, health, tallies = member.candidate, member.spec, member.health, member.tallies.values()
-        feed, sampling = self.feeds.state(member.name), self.sampling
+        feed, sampling = member.feed_state, self.sampling
         index, in_flight, over_s = self.index_of(feed), sampling.in_flight(member), sampling.over_s()
         isolation = ("by salt" if member.profile.separates_salts else "unknown") if self.admission.has_salts else None
         standing = state = member.index_state(feed)
@@ -172,7 +170,7 @@ class Statuses:
     def sizes(self, recent_prompts: int) -> dict[str, Any]:
         """The size of everything that could grow."""
         return {
-            "replicas": {one.name: self.index_of(self.feeds.state(one.name)).blocks(one.slot) for one in self.members},
+            "replicas": {one.name: self.index_of(one.feed_state).blocks(one.slot) for one in self.members},
             "bytes": self.placement.index.bytes_used(),
             "optimistic_entries": len(self.placement.index.optimistic),
             "recent_prompts": recent_prompts,

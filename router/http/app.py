@@ -105,10 +105,10 @@ class RouterGate:
 
 def dashboard_of(router: Router, colleagues: Colleagues | None = None) -> Dashboard:
     """A dashboard, which shows nothing of the past until it runs."""
-    members, feeds, placement, history = router.members, router.feeds, router.placement, router.history
-    sampling = Sampling(members, feeds, router.now_s, router.waiting, history.counts, OtherWorkers(colleagues))
-    statuses = Statuses(members, feeds, placement, router.admission, history.decisions, sampling)
-    alerts = Alerts(router.config.policy, members, feeds, placement.index, history)
+    members, placement, history = router.members, router.placement, router.history
+    sampling = Sampling(members, router.now_s, router.waiting, history.counts, OtherWorkers(colleagues))
+    statuses = Statuses(members, placement, router.admission, history.decisions, sampling)
+    alerts = Alerts(router.config.policy, members, placement.index, history)
     prefixes = SharedPrefixes(members, placement, history, colleagues, router.now_s, router.config.shows_texts)
     broadcast = Broadcast(router.config, router.lifecycle, router.admission, colleagues, statuses, alerts)
     return Dashboard(statuses, prefixes, broadcast)
@@ -116,7 +116,7 @@ def dashboard_of(router: Router, colleagues: Colleagues | None = None) -> Dashbo
 
 def printed_by(router: Router, links: Links | None = None) -> Printed:
     """The figures of /metrics; `links`: to other routers."""
-    parts = router.lifecycle, router.members, router.feeds, router.placement, router.waiting
+    parts = router.lifecycle, router.members, router.placement, router.waiting
     return Printed(*parts, router.history.counts, router.ledger, links, router.now_s)
 
 

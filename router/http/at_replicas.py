@@ -14,7 +14,6 @@ from msgspec import Meta, Struct
 
 from api.errors import ApiError, invalid, quoted
 from router.members.broken import Broken, no_replica
-from router.members.feeds import Feeds
 from router.members.fetch import fetch
 from router.members.members import Members, Server
 from router.members.spec import ModelName
@@ -182,18 +181,17 @@ class _Cleared(Struct):
 _decode_cleared = msgspec.json.Decoder(_Cleared).decode
 
 
-def expect_clear(server: Server, feeds: Feeds, placement: Placement) -> None:
+def expect_clear(server: Server, placement: Placement) -> None:
     """Note that the replicas at this address may clear their caches: nothing of them is sure until events come."""
     for member in server.members:
-        if feeds.state(member.name) is None:
+        if member.feed is None:
             placement.approximate.clear(member.slot)
         else:
-            feeds.expect_clear(member.name)
+            member.feed.expect_clear()
 
 
 async def reset_caches(
     members: Members,
-    feeds: Feeds,
     placement: Placement,
     colleagues: Colleagues | None,
     query: Iterable[tuple[str, str]],
@@ -209,11 +207,11 @@ async def reset_caches(
         await colleagues.told(EXPECT_CLEAR)
 
     async def at(server: Server) -> ResetAtReplica:
-        expect_clear(server, feeds, placement)
+        expect_clear(server, placement)
         try:
             said = await say(server, server.profile.reset_path + (f"?{asked}" if asked else ""), b"", RESET_S)
         finally:
-            expect_clear(server, feeds, placement)  # it may have happened just now, or happen later
+            expect_clear(server, placement)  # it may have happened just now, or happen later
         cleared = said.status == SUCCESS
         with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # an older one answers in words
             cleared = cleared and _decode_cleared(said.body).success

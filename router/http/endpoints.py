@@ -169,7 +169,8 @@ class Endpoints:
 
     async def resync(self, request: Request) -> Response:
         member = self._member(request)
-        self.services.feeds.resync(member.name, "requested by an administrator")
+        if member.feed is not None:
+            member.feed.resync("requested by an administrator")
         return json_response(self._statuses.one(member))
 
     def _member(self, request: Request) -> Member:
@@ -205,7 +206,7 @@ class Endpoints:
 
     async def reset_caches(self, request: Request) -> Response:
         services, query = self.services, request.query_params.multi_items()
-        parts = services.members, services.feeds, services.placement, self.colleagues
+        parts = services.members, services.placement, self.colleagues
         status, report = await reset_caches(*parts, query)
         return json_response(report, status)
 

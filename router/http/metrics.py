@@ -11,7 +11,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from api.http.prometheus import Histogram, head, histogram, labels, line, metric
 from router.lifecycle import Lifecycle
-from router.members.feeds import Feeds
 from router.members.members import Member, Members, approximate_prompts
 from router.members.tally import Tally
 from router.placement.cost import TAKES
@@ -35,7 +34,6 @@ class Printed(NamedTuple):
 
     lifecycle: Lifecycle
     members: Members
-    feeds: Feeds
     placement: Placement
     waiting: Waiting[Any]
     counts: RequestCounts
@@ -209,7 +207,7 @@ def text_of(printed: Printed, *, shows_keys: bool = True) -> Iterator[str]:
     yield head(*BLOCKS, "gauge")
     for member, count_of in blocks:
         yield "".join(line(BLOCKS[0], labels(replica=member.name, medium=each), count_of[each]) for each in count_of)
-    states = [(labelled, printed.feeds.state(member.name)) for labelled, member in named]
+    states = [(labelled, member.feed_state) for labelled, member in named]
     yield from _rows(FEED_GAUGES, FEED_COUNTERS, [(labelled, state) for labelled, state in states if state is not None])
     yield from _by_name(
         UNKNOWN, "name", ((labelled, {} if state is None else state.unknown) for labelled, state in states)

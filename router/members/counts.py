@@ -6,7 +6,6 @@ from operator import add
 
 from msgspec import Struct
 
-from router.members.feeds import Feeds
 from router.members.members import Member
 from router.members.tally import FIRST_TOKEN_S, Tally
 
@@ -98,13 +97,14 @@ OF_EVENTS = ("batches", "stored_blocks", "removed_blocks")  # every worker count
 SUMS = tuple(name for name in ReplicaCounts.__struct_fields__ if name not in (*OF_EVENTS, "first_token"))
 
 
-def counts_of(member: Member, feeds: Feeds) -> ReplicaCounts:
+def counts_of(member: Member) -> ReplicaCounts:
     counts = ReplicaCounts()
     for tally in member.tallies.values():
         counts.count(tally, member.block_size)
-    output, traffic = member.output, feeds.traffic(member.name)
+    output = member.output
     counts.generated_tokens = output.tokens
     counts.streamed_tokens, counts.streaming_s = output.streamed_tokens, output.streaming_s
-    if traffic is not None:
-        counts.batches, counts.stored_blocks, counts.removed_blocks = traffic.batches, traffic.stored, traffic.removed
+    if member.feed is not None:
+        counts.batches = member.feed.view.stream.stats.batches
+        counts.stored_blocks, counts.removed_blocks = member.feed.stored, member.feed.removed
     return counts

@@ -1,4 +1,4 @@
-"""One replica's event stream, applied to the index."""
+"""The replicas' event streams, applied to the index; a FeedState describes each stream."""
 
 import math
 import time
@@ -6,13 +6,15 @@ from collections import deque
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from msgspec import Struct
+from msgspec.structs import replace
 
 from events.cache.changes import Change, Cleared, RecentChanges, Removed, Stored
 from events.cache.resolver import Resolver
 from events.messages import EventBatch
+from events.native import Status
 from events.source import Source
 from events.stream.actions import Action, Apply, Reset
+from events.subscriber import Subscriber
 from events.view import CacheView
 from router.members.spec import MAX_BLOCK_TOKENS
 from router.placement.index import PrefixIndex
@@ -24,15 +26,8 @@ REACHED_WITHIN_S = 3.0  # a socket that was not connected by then is said not to
 READ_ANEW_PAUSE_S = 30.0  # between two full reads of one replica after losses in its stream
 SETTLED_S = 2.0  # after an answer: all that was published before it has come
 MAX_FINDS = 64  # answers whose reused blocks wait for that
-
-
-class Traffic(Struct, frozen=True):
-    """Counts of one replica's stream so far."""
-
-    batches: int
-    stored: int  # blocks that got a key, as often as they came
-    removed: int
-    digests_compared: int
+STOOD_STILL = "the router stood still: events of that time have not been read"
+RESYNC = "the replica's reported cached tokens differ from its events"
 
 
 class Moment(NamedTuple):
@@ -63,9 +58,11 @@ class ReplicaFeed:
         hashes_are_keys: bool | None = None,
         on_sizes: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
+        subscriber: Subscriber | None = None,
     ) -> None:
-        """`hashes_are_keys`: by default true for a native source."""
+        """`hashes_are_keys`: by default true for a native source. `subscriber`: None if others bring the messages."""
         self.source = source
+        self._subscriber = subscriber
         self._on_sizes = on_sizes
         self._clock = clock
         self.left = False
@@ -84,7 +81,7 @@ class ReplicaFeed:
         self._block_sizes: set[int] = set()
         self._sizes_are_old = False  # they are from before the last reset, and kept until something is stored
         self.last_event_s: float | None = None
-        self._stored = self._removed = 0  # blocks, since ever
+        self.stored = self.removed = 0  # blocks, as often as they came
         self._losses = 0  # losses of the stream at the last full read for them
         self._read_anew_s = -math.inf
         self._recent = RecentChanges()
@@ -98,42 +95,51 @@ class ReplicaFeed:
         stats = self.view.stream.stats
         return 0 if self.source.native else stats.lost_batches + stats.reconnects
 
-    def may_have_lost(self, now_s: float) -> bool:
-        """True if removals may have been lost since the last full read, and the pause after it is over."""
-        return self._losses_of_stream() > self._losses and now_s >= self._read_anew_s + READ_ANEW_PAUSE_S
-
-    def reads_anew(self, now_s: float) -> None:
-        self._losses, self._read_anew_s = self._losses_of_stream(), now_s
-
     # ---- what has changed
 
-    def moment(self, *, standstill: bool = False) -> Moment:
-        exact = self.view.inexact is None and not standstill
-        return Moment(self._recent.resets, self._recent.latest, exact, self.view.resolver.doubtful.unknown_removals)
+    @property
+    def inexact(self) -> str | None:
+        """Why the view may differ from the replica's cache now; None: it is exact."""
+        stands_still = self._subscriber is not None and self._subscriber.stands_still
+        return STOOD_STILL if stands_still else self.view.inexact
+
+    def moment(self) -> Moment:
+        """The present point in the replica's stream."""
+        recent = self._recent
+        return Moment(recent.resets, recent.latest, self.inexact is None, self.view.resolver.doubtful.unknown_removals)
 
     def has_changed(self, since: Moment, keys: Collection[int], *, stored: bool) -> bool | None:
-        return self._recent.has_changed(since.resets, since.changes, keys, stored=stored)
+        """Tell whether one of the blocks was stored, or removed, since then; None: too much has changed to tell."""
+        return None if self.left else self._recent.has_changed(since.resets, since.changes, keys, stored=stored)
 
     def is_settled(self, since_s: float) -> bool:
+        """Tell whether all that was published by then has come, as far as the stream can tell."""
         heard_s = self.view.stream.heard_s
         return self.view.inexact is None and heard_s is not None and heard_s >= since_s
 
-    def expect_clear(self, now_s: float) -> None:
-        self.view.may_be_cleared, self._clear_asked_s = True, now_s
+    @property
+    def has_groups(self) -> bool:
+        """Whether the replica looks for hits in several groups of blocks, or in windows."""
+        return self.view.resolver.groups.layout is not None
 
-    def found(self, since: Moment, keys: list[int], now_s: float, *, sure: bool) -> bool:
-        """Learn of blocks that a request has reused: they were resident after the last loss, if it came later."""
+    def expect_clear(self) -> None:
+        """Note that the replica may clear its cache: its view is in doubt until its events show whether it has."""
+        self.view.may_be_cleared, self._clear_asked_s = True, self._clock()
+
+    def found(self, since: Moment, keys: list[int], *, sure: bool) -> None:
+        """Note blocks that the replica has reused for a request decided at that point. `sure`: the keys are exact.
+
+        They were resident after the last loss, if the request came later.
+        """
         resolver = self.view.resolver
-        if since.resets != self._recent.resets or not (resolver.doubtful or (sure and resolver.learns_from_hits)):
-            return False
-        self._finds.append(Find(now_s + SETTLED_S, since, keys, sure))
-        return True
+        if since.resets == self._recent.resets and (resolver.doubtful or (sure and resolver.learns_from_hits)):
+            self._finds.append(Find(self._clock() + SETTLED_S, since, keys, sure))
 
-    def tick(self, now_s: float) -> bool:
-        """Take the blocks found whose stores and removals must have come by now; return whether any are left."""
-        while self._finds and self._finds[0].due_s <= now_s:
+    def tick(self) -> None:
+        """Take the blocks found whose stores and removals must have come by now."""
+        while self._finds and self._finds[0].due_s <= self._clock():
             if self.view.busy or not self.view.stream.settled:
-                return True
+                return
             find = self._finds.popleft()
             if find.since.resets != self._recent.resets:
                 continue
@@ -143,10 +149,56 @@ class ReplicaFeed:
             proved = is_known and self.has_changed(find.since, find.keys, stored=False) is False
             if new := resolver.found(find.keys, proved=proved):
                 self._index.store(self._slot, new)
-        return bool(self._finds)
+
+    # ---- how much it may hold
+
+    def limit(self, gpu_blocks: int | None, cacheable_blocks: int | None = None) -> None:
+        """Set the number of blocks in the replica's GPU pool; if it has claimed too many, read its cache again.
+
+        `cacheable_blocks`: those of them that can hold a prefix.
+        """
+        capacity = self.view.resolver.capacity
+        if (capacity.gpu_blocks, capacity.cacheable_blocks) != (gpu_blocks, cacheable_blocks):
+            claimed = capacity.overclaim
+            capacity.limit(gpu_blocks, cacheable_blocks)
+            if claimed is not None:
+                self.resync(claimed)
+
+    def overclaims(self) -> bool | None:
+        """Return True if the replica claims more than it can hold; None: not known now.
+
+        Lost removals look the same: after a loss, the replica's cache is read again before it is blamed. So is one
+        whose keys its groups have outgrown.
+        """
+        outgrown = self.view.resolver.outgrown
+        if outgrown is not None and not self.view.busy:
+            self.resync(outgrown)
+            return None
+        claimed = self.view.resolver.capacity.overclaim
+        if claimed is None:
+            return False if self.view.inexact is None else None
+        # Removals may have been lost since the last full read.
+        losses, now_s = self._losses_of_stream(), self._clock()
+        if losses <= self._losses or now_s < self._read_anew_s + READ_ANEW_PAUSE_S:
+            return True
+        if self.view.busy:
+            return None
+        self._losses, self._read_anew_s = losses, now_s
+        self.resync(claimed)
+        return False
+
+    def resync(self, reason: str = RESYNC) -> None:
+        """Request the replica's whole cache: a snapshot, or a replay from the first batch."""
+        if self._subscriber is not None and not self.left:
+            self._subscriber.resync(self.source.name, reason)
 
     def leave(self) -> None:
+        """Remove its keys from the index, so that its slot may be dropped."""
+        if self.left:
+            return
         self.left = True
+        if self._subscriber is not None:
+            self._subscriber.remove(self.source.name)
         self._index.apply(self._slot, Cleared(self.view.resolver.held()))
 
     @property
@@ -154,13 +206,19 @@ class ReplicaFeed:
         layout = self.view.resolver.groups.layout
         return tuple(sorted(self._block_sizes)) if layout is None else (layout.unit,)
 
-    def is_unreached(self, now_s: float) -> bool:
+    @property
+    def is_unreached(self) -> bool:
+        """Whether it was never reached though there was time."""
         self._reached = self._reached or self.view.stream.online
-        return not self._reached and now_s - self._since_s > REACHED_WITHIN_S
+        return not self._reached and self._clock() - self._since_s > REACHED_WITHIN_S
 
-    def state(self, now_s: float) -> FeedState:
-        stream, reason = self.view.stream, self.view.inexact
-        unreached = self.is_unreached(now_s)
+    @property
+    def event_age_s(self) -> float:
+        """Seconds since its last event; infinite if there was none."""
+        return math.inf if self.last_event_s is None else self._clock() - self.last_event_s
+
+    def state(self) -> FeedState:
+        stream, reason, unreached = self.view.stream, self.view.inexact, self.is_unreached
         if unreached:
             reason = f"its event socket {self.source.events} was never reached: check the address, firewall and keys"
         elif not stream.online and self._reached:
@@ -171,7 +229,7 @@ class ReplicaFeed:
             partial=reason is not None and stream.settled and not self.view.busy,
             connected=stream.online,
             block_sizes=self.block_sizes,
-            last_event_age_s=None if self.last_event_s is None else now_s - self.last_event_s,
+            last_event_age_s=None if self.last_event_s is None else self.event_age_s,
             lag_batches=stream.lag_batches,
             seq=stream.last_seq,
             incarnation=stream.incarnation,
@@ -188,16 +246,12 @@ class ReplicaFeed:
             unreached=unreached,
         )
 
-    def traffic(self) -> Traffic:
-        stats = self.view.stream.stats
-        return Traffic(stats.batches, self._stored, self._removed, stats.digests_compared)
-
     def _changed(self, change: Change) -> None:
         if self.left:  # a callback may drop it while a batch is being applied; its slot may be another's now
             return
         self._index.apply(self._slot, change)
         if isinstance(change, Stored):
-            self._stored += len(change.keys)
+            self.stored += len(change.keys)
             self._recent.add(change.keys, stored=True)
             size = change.event.block_size
             is_known = size in self._block_sizes and not self._sizes_are_old
@@ -209,7 +263,7 @@ class ReplicaFeed:
                     self._block_sizes.add(size)
                     self._on_sizes()
         elif isinstance(change, Removed):
-            self._removed += len(change.keys)
+            self.removed += len(change.keys)
             self._recent.add(change.keys, stored=False)
         else:
             self._recent.reset()
@@ -226,3 +280,46 @@ class ReplicaFeed:
                 self.view.may_be_cleared = False  # this batch or one before would have told
         elif isinstance(action, Reset):
             self._sizes_are_old = True
+
+
+class Feeds:
+    """All feeds and their subscriber; create and use it on the thread of the event loop.
+
+    `on_status` may add and remove replicas, the one it was called for included.
+    """
+
+    def __init__(
+        self,
+        index: PrefixIndex,
+        on_status: Callable[[str, Status], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._index, self._on_status, self._clock = index, on_status, clock
+        self._subscriber = Subscriber(clock)
+        self._feeds: list[ReplicaFeed] = []
+
+    def follow(self, name: str, slot: int, source: Source, on_sizes: Callable[[], None] = lambda: None) -> ReplicaFeed:
+        """Follow a replica's events; raise ValueError if the name is taken or an address cannot be followed.
+
+        `on_sizes` is called while a batch is being applied: its blocks turn out to have another size.
+        """
+        own, clock = replace(source, name=name), self._clock
+        feed = ReplicaFeed(self._index, slot, own, on_sizes=on_sizes, clock=clock, subscriber=self._subscriber)
+
+        def heard(status: Status) -> None:
+            if not feed.left:
+                self._on_status(name, status)
+
+        self._subscriber.add(feed.source, feed.view, on_status=heard)
+        self._feeds.append(feed)
+        return feed
+
+    def tick(self) -> None:
+        self._feeds = [feed for feed in self._feeds if not feed.left]
+        for feed in self._feeds:
+            feed.tick()
+
+    def close(self) -> None:
+        for feed in self._feeds:
+            feed.leave()
+        self._subscriber.close()

@@ -16,6 +16,7 @@ from events.source import Source
 from router.log_lines import Report
 from router.members.broken import no_replica
 from router.members.facts import Facts, Rank
+from router.members.feed import ReplicaFeed
 from router.members.health import Health
 from router.members.predictions import Accuracy
 from router.members.spec import ReplicaSpec
@@ -140,6 +141,7 @@ class Member:
     resyncs: int = 0
     resync_after_s: float = 0.0
     source: Source | None = None  # the source of the events that are followed
+    feed: ReplicaFeed | None = None
     why_no_events: str = ""
     rank: int | None = None  # its number at its engine; None: it is the only one behind its address
     incarnation: int | None = None
@@ -163,6 +165,11 @@ class Member:
 
     def serves(self, name: str) -> bool:
         return name in self.models and name not in self.taken_names
+
+    @property
+    def feed_state(self) -> FeedState | None:
+        """The state of its stream; None if its events are not followed."""
+        return None if self.feed is None else self.feed.state()
 
     def index_state(self, feed: FeedState | None) -> str:
         """`exact`, `partial` or `syncing` if its events are followed, else `approximate`."""

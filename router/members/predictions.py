@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from router.members.feed import Moment
-from router.members.feeds import Feeds
+from router.members.feed import Moment, ReplicaFeed
 from router.placement.decision import Prediction
 
 WINDOW = 1000
@@ -100,6 +99,7 @@ class Difference(Struct, frozen=True, gc=False):
 
     name: str
     accuracy: Accuracy
+    feed: ReplicaFeed | None
     prediction: Prediction
     since: Moment
     reported_blocks: int
@@ -117,8 +117,7 @@ class Difference(Struct, frozen=True, gc=False):
 class Predictions:
     """`on_wrong` gets the name of a replica whose sure prediction was wrong."""
 
-    def __init__(self, feeds: Feeds, on_wrong: Callable[[str], None]) -> None:
-        self._feeds = feeds
+    def __init__(self, on_wrong: Callable[[str], None]) -> None:
         self._on_wrong = on_wrong
         self._open: deque[Difference] = deque(maxlen=MAX_OPEN)
 
@@ -126,6 +125,7 @@ class Predictions:
         self,
         name: str,
         accuracy: Accuracy,
+        feed: ReplicaFeed | None,
         prediction: Prediction,
         since: Moment,
         reported_blocks: int,
@@ -140,8 +140,8 @@ class Predictions:
         """
         accuracy.claimed(prediction.claimed_blocks, reported_blocks)
         if not since.exact:  # the prediction was no claim; but what was found there is there
-            if reported_blocks:
-                self._feeds.found(name, since, list(keys[:reported_blocks]), sure=sure)
+            if reported_blocks and feed is not None:
+                feed.found(since, list(keys[:reported_blocks]), sure=sure)
             return
         if reported_blocks >= prediction.claimed_blocks:
             accuracy.judged(prediction.claimed_blocks, reported_blocks)
@@ -150,10 +150,9 @@ class Predictions:
             return
         part, last = min(reported_blocks, prediction.blocks), max(reported_blocks, prediction.blocks)
         # A hit in several groups needs blocks of every group, and a window does not need the first ones.
-        may_explain = keys[:last] if self._feeds.has_groups(name) else keys[part : part + 1]
-        self._open.append(
-            Difference(name, accuracy, prediction, since, reported_blocks, may_explain, now_s, now_s + JUDGED_AFTER_S)
-        )
+        may_explain = keys[:last] if feed is not None and feed.has_groups else keys[part : part + 1]
+        told = name, accuracy, feed, prediction, since, reported_blocks, may_explain
+        self._open.append(Difference(*told, now_s, now_s + JUDGED_AFTER_S))
 
     def settle(self, now_s: float) -> None:
         """Judge differences whose explanation must have come by now."""
@@ -169,13 +168,14 @@ class Predictions:
             else:  # only blocks are missing that another request was about to store, or that were to be brought
                 is_awaited = prediction.claimed_blocks - prediction.brought_blocks <= reported < blocks
             if not is_awaited:
-                changed = self._feeds.has_changed(one.name, one.since, one.keys, stored=reported > blocks)
+                feed = one.feed
+                changed = None if feed is None else feed.has_changed(one.since, one.keys, stored=reported > blocks)
             if changed:
                 one.accuracy.compare(blocks, reported, explained=True)
                 one.judge(explained=True)
             elif changed is None:  # the cache was read again, or much has happened
                 continue
-            elif self._feeds.is_settled(one.name, one.ended_s):
+            elif one.feed is None or one.feed.is_settled(one.ended_s):
                 one.judge()
                 same = one.accuracy.compare(blocks, reported)
                 if not same and prediction.sure and prediction.alone:

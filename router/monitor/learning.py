@@ -13,7 +13,7 @@ from engines.metrics import scraped_pools, scraped_queues, speculates
 from engines.sources import Ask
 from router.config import RouterConfig
 from router.members.facts import Facts, Rank, foreign_facts, native_facts, ranks_of
-from router.members.feeds import Feeds
+from router.members.feed import Feeds
 from router.members.fetch import Fetched, fetch
 from router.members.members import Member, Members, Server, engine_of
 from router.members.predictions import Accuracy
@@ -137,25 +137,47 @@ class Learning:
         """Forget one cache; its running requests may end."""
         member.server.part(member)
         del self.members.by_name[member.name]
-        self.feeds.leave(member.name)
+        if member.feed is not None:
+            member.feed.leave()
         self.placement.remove(member.load)
 
     def _follow(self, member: Member, total_blocks: int | None) -> None:
         source = member.spec.source(self.config.curve_files)
         changed = source != member.source
         if changed:  # if it is the same, the feed itself notices a restart
-            self.feeds.leave(member.name)
-            member.source, member.overclaims = None, False
+            if member.feed is not None:
+                member.feed.leave()
+            member.source, member.feed, member.overclaims = None, None, False
             if source is not None:
                 try:
-                    self.feeds.follow(member.name, member.slot, source)
+                    # Keys of another size would find nothing, so a new one is taken at once.
+                    sized = partial(self.set_block_size, member)
+                    member.feed = self.feeds.follow(member.name, member.slot, source, sized)
                 except ValueError as error:
                     raise BadSpec(str(error)) from error
             member.source = source
-        if total_blocks is not None:
-            self.feeds.limit(member.name, total_blocks)
+        if total_blocks is not None and member.feed is not None:
+            member.feed.limit(total_blocks)
         if source is None or member.spec.block_size is not None or changed:
             member.block_size = APPROXIMATE if source is None else member.spec.block_size or USUAL_BLOCK_TOKENS
+
+    def set_block_size(self, member: Member) -> None:
+        """Take a replica's block size from its events."""
+        feed, block_size = member.feed, member.block_size
+        if feed is None:
+            return
+        if feed.is_unreached:
+            block_size = APPROXIMATE
+        elif feed.block_sizes and block_size not in feed.block_sizes:
+            block_size = min(feed.block_sizes)
+        elif block_size == APPROXIMATE:
+            block_size = member.spec.block_size or USUAL_BLOCK_TOKENS
+        if block_size != member.block_size:
+            if APPROXIMATE in (block_size, member.block_size):
+                guessed = f"what it has cached is guessed: {feed.state().reason}"
+                log.warning("%s: %s", member.name, guessed if feed.is_unreached else "its events are reached")
+            member.block_size = block_size
+            self.members.arrange()
 
     async def verify(self, server: Server) -> None:
         """Compare our tokenizer with the replica's: wrong tokens would be worse than none."""
@@ -200,11 +222,13 @@ class Learning:
         profile = server.profile
         queues, pools = scraped_queues(metrics, profile.metrics), scraped_pools(metrics, profile.metrics)
         for member in server.members:
-            self.feeds.speculates(member.name, speculates(metrics, profile.metrics))
             if (queue := queues.get(member.rank)) is not None:
                 member.load.scraped(*queue, now_s)
-            pool, size = pools.get(member.rank), member.block_size
+            pool, size, feed = pools.get(member.rank), member.block_size, member.feed
+            if feed is None:
+                continue
+            feed.view.resolver.speculates = speculates(metrics, profile.metrics)  # drafts may make its hits shorter
             if pool is not None and size:  # its events may name smaller blocks than its pool has
                 smaller = max(1, pool.block_tokens // size)
                 cacheable = pool.blocks - profile.unused_blocks
-                self.feeds.limit(member.name, pool.blocks * smaller, cacheable * smaller)
+                feed.limit(pool.blocks * smaller, cacheable * smaller)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engines.metrics import is_asleep, scraped_steps
-from router.members.feeds import Feeds
 from router.members.health import ASLEEP, STALLED
 from router.members.members import Member, Server
 from router.placement.cost import can_take
@@ -53,7 +52,6 @@ class SuspectDetector:
     """Judges the silence of each replica beside that of the others."""
 
     servers: Mapping[str, Server]
-    feeds: Feeds
     requests: RunningRequests
     now_s: Callable[[], float]
 
@@ -108,7 +106,7 @@ class SuspectDetector:
         since_s = now_s - server.worked_s
         if not server.tells_steps or since_s < STALLED_S or now_s - server.scraped_s > SCRAPED_LATELY_S:
             return
-        event_age_s = min(self.feeds.event_age_s(member.name) for member in server.members)
+        event_age_s = min(math.inf if member.feed is None else member.feed.event_age_s for member in server.members)
         server.worked_s = max(server.worked_s, now_s - event_age_s)
         quiet_s = now_s - server.worked_s
         # Some steps long it may give no sign, and each may compute a part of a long prompt.

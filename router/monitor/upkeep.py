@@ -21,12 +21,11 @@ from router.log_lines import Report
 from router.members.broken import Broken
 from router.members.facts import Rank
 from router.members.health import ASLEEP, Health, HealthConfig
-from router.members.members import Member, Server
+from router.members.members import Server
 from router.members.spec import BadSpec, Desired, ReplicaSpec
 from router.members.upstream import Upstream
-from router.monitor.learning import PROBE_S, USUAL_BLOCK_TOKENS, Learning, ask
+from router.monitor.learning import PROBE_S, Learning, ask
 from router.monitor.suspects import GIVEN_UP_S, QUIET_S, RECOVERY_S, RunningRequests, SuspectDetector, is_quiet
-from router.placement.index import APPROXIMATE
 from router.proxy.retries import refusal_code
 
 log = logging.getLogger(__name__)
@@ -49,11 +48,11 @@ class Upkeep:
     seed: int | None = None  # the seed of its random numbers, if given
 
     def __post_init__(self) -> None:
-        self.config, self.members, self.feeds = self.learning.config, self.learning.members, self.learning.feeds
+        self.config, self.members = self.learning.config, self.learning.members
         self.placement, self.now_s = self.learning.placement, self.learning.now_s
         self.added: dict[str, ReplicaSpec] = {}  # replicas that a request has added, not discovery
         self.wanted: Desired = {}
-        self.suspects = SuspectDetector(self.members.servers, self.feeds, self.requests, self.now_s)
+        self.suspects = SuspectDetector(self.members.servers, self.requests, self.now_s)
         self._servers = self.members.servers
         self._to_drain: set[str] = set()  # once they are there
         self._rng = random.Random(self.seed)
@@ -380,39 +379,14 @@ class Upkeep:
         self.suspects.look(server, now_s)
         for member in list(server.members):
             member.load.tick(now_s)
-            overclaims = self.feeds.overclaims(member.name)
+            overclaims = None if member.feed is None else member.feed.overclaims()
             if overclaims is not None:  # None while the cache is read anew: the last value stays
                 member.overclaims = overclaims
             trust = 0.0 if member.overclaims else member.accuracy.trust
             if trust != member.trust:
                 member.trust = trust
                 self.placement.trust(member.slot, trust)
-            self._set_block_size(member)
-
-    def sized(self, name: str) -> None:
-        """Take a replica's block size from its events at once: keys of another size would find nothing there."""
-        if (member := self.members.by_name.get(name)) is not None:
-            self._set_block_size(member)
-
-    def _set_block_size(self, member: Member) -> None:
-        feeds, block_size = self.feeds, member.block_size
-        sizes = feeds.block_sizes(member.name)
-        if sizes is None:
-            return
-        unreached = feeds.is_unreached(member.name)
-        if unreached:
-            block_size = APPROXIMATE
-        elif sizes and block_size not in sizes:
-            block_size = min(sizes)
-        elif block_size == APPROXIMATE:
-            block_size = member.spec.block_size or USUAL_BLOCK_TOKENS
-        if block_size != member.block_size:
-            if APPROXIMATE in (block_size, member.block_size):
-                state = feeds.state(member.name) if unreached else None
-                told = "its events are reached" if state is None else f"what it has cached is guessed: {state.reason}"
-                log.warning("%s: %s", member.name, told)
-            member.block_size = block_size
-            self.members.arrange()
+            self.learning.set_block_size(member)
 
 
 @contextmanager

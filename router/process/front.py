@@ -9,7 +9,9 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from api.http.connection import Limits
+from msgspec.structs import replace
+
+from api.http.connection import Connections, Limits
 from api.http.routes import Route, RouteTable
 from api.http.server import HttpServer, connection_limits, tls_context
 from events.sockets.curve import shared_keys
@@ -29,7 +31,7 @@ from router.members.discovery.kubernetes import KubernetesWatch, PoolDiscovery
 from router.members.discovery.pods import pods_of
 from router.members.discovery.pool import Objective, objectives_of
 from router.members.discovery.registry import RegistryDiscovery
-from router.members.feeds import Feeds
+from router.members.feed import Feeds
 from router.members.members import Members
 from router.members.spec import Desired, parse_replicas
 from router.members.watched_file import LastGood
@@ -100,14 +102,20 @@ class Front:
         more = named(config.client_paths)
         table = RouteTable((*ROUTES, *more))
         self._app = build_app(self.router, self.upkeep, table, self.dashboard, self.colleagues, self.links)
-        limits: Limits = connection_limits(config.max_connections)
+        self._limits = limits = connection_limits(config.max_connections)
         openings = Openings(self.router, (*FORWARDED, *more))
-        connect = partial(FrontConnection, limits=limits, app=self._app, table=table, openings=openings)
+
+        def connect(connections: Connections) -> FrontConnection:
+            return FrontConnection(connections, self._limits, self._app, table, openings)
+
         tls = None if config.tls_cert is None else tls_context(config.tls_cert, config.tls_key)
         self._server = HttpServer(connect, tls)
         self.picker: PickerServer | None = None
         if config.picker_listen is not None:
             self.picker = self._picker(config.picker_listen, limits, table, (*FORWARDED, *more))
+        self._workers = 1
+        if place is not None:
+            self.divide(max(place.serving[0], place.number + 1))
         self._tasks: list[asyncio.Task[None]] = []
         self._serving: asyncio.Task[None] | None = None  # one of them
 
@@ -160,7 +168,7 @@ class Front:
             self._tasks.append(asyncio.create_task(self.links.run()))
         if self.colleagues is not None:
             self._tasks.append(asyncio.create_task(self.colleagues.serve(self._tell)))
-            if self.colleagues.place.replaces:
+            if self.colleagues.place.joins:
                 await self._take_place(self.colleagues)
         if self.picker is not None:
             await self.picker.start()
@@ -207,6 +215,18 @@ class Front:
     async def failed(self) -> None:
         """Wait until a task ends, which none should."""
         await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+
+    def divide(self, workers: int) -> None:
+        """Be one of so many workers, which divide the limits; if there were fewer, others take some connections."""
+        if workers <= self._workers:
+            return
+        self._workers, config = workers, self.config
+        limits = connection_limits(config.max_connections)
+        self._limits = replace(limits, connections=-(-limits.connections // workers))
+        self.router.waiting.capacity = -(-config.queue_size // workers)
+        self.router.bodies.limit_bytes = max(config.max_body_bytes, config.max_bodies_bytes // workers)
+        for connection in list(self._server.connections.open):  # clients connect again, and the kernel divides anew
+            connection.retire(now=False)
 
     def leave(self) -> None:
         """Keep serving, but report not ready, and make each response the last of its connection."""
@@ -265,7 +285,7 @@ class Front:
                 return await answered(self._app, about(told, Asked))
             case questions.FIGURES.name:
                 of_replicas = {
-                    member.name: questions.OfReplica(member.candidate.in_flight, counts_of(member, self.router.feeds))
+                    member.name: questions.OfReplica(member.candidate.in_flight, counts_of(member))
                     for member in members
                 }
                 return questions.Figures(of_replicas, len(self.router.waiting), unserved_by(history.counts))
@@ -293,7 +313,7 @@ class Front:
                 return True
             case questions.EXPECT_CLEAR.name:
                 for server in members.servers.values():
-                    expect_clear(server, self.router.feeds, self.router.placement)
+                    expect_clear(server, self.router.placement)
                 return True
         raise ValueError(f"another worker asks {told.question!r}, which this one does not know")
 
@@ -333,9 +353,7 @@ def assembled(
         first_token_timeout_s=config.first_token_timeout_s,
         seed=seed,
     )
-    feeds = Feeds(
-        placement.index, lambda name, status: upkeep.heard(name, status), lambda name: upkeep.sized(name), clock
-    )
+    feeds = Feeds(placement.index, lambda name, status: upkeep.heard(name, status), clock)
     router = Router(config, Members(tokenizers.of, config.expected_models), feeds, placement, admission)
     upkeep = upkeep_of(router, tokenizers, seed)
     return router, upkeep

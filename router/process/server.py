@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
@@ -42,21 +43,22 @@ def serve(config: RouterConfig) -> int:
         prepare(config.usage_db)  # once, before there are several workers
     try:
         if (workers := workers_of(config)) > 1:
-            processes = Processes(config.host, config.port, workers, partial(_serve_part, config))
+            first = None if config.workers else 1
+            processes = Processes(config.host, config.port, workers, partial(_serve_part, config), first)
             return processes.run(partial(_say, config))
         listener = listen(config.host, config.port)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
         return _failed(f"cannot listen on {config.host}:{config.port}: {reason}; choose another --port or --host")
     with listener:
-        return uvloop.run(_serve(config, listener, lambda: _say(config, listener)))
+        return uvloop.run(_serve(config, listener, lambda _: _say(config, listener)))
 
 
-def _serve_part(config: RouterConfig, place: Place, listener: socket.socket, say_alive: Callable[[], None]) -> int:
+def _serve_part(config: RouterConfig, place: Place, listener: socket.socket, say_alive: Callable[[int], None]) -> int:
     """The life of one of several workers."""
     for handler in logging.getLogger().handlers:
         handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s worker {place.number}: %(message)s"))
-    return uvloop.run(_serve(part_of(config, place), listener, say_alive, place))
+    return uvloop.run(_serve(with_others(config, place), listener, say_alive, place))
 
 
 def _say(config: RouterConfig, listener: socket.socket) -> None:
@@ -68,14 +70,16 @@ def _say(config: RouterConfig, listener: socket.socket) -> None:
 
 
 async def _serve(
-    config: RouterConfig, listener: socket.socket, say_alive: Callable[[], None], place: Place | None = None
+    config: RouterConfig, listener: socket.socket, say_alive: Callable[[int], None], place: Place | None = None
 ) -> int:
     signals = Signals()
 
-    async def beat() -> None:
+    async def beat(place: Place) -> None:
         while True:
+            took_s, began_s = time.thread_time(), time.monotonic()
             await asyncio.sleep(BEAT_S)
-            say_alive()
+            say_alive(min(100, round(100 * (time.thread_time() - took_s) / (time.monotonic() - began_s))))
+            front.divide(place.serving[0])
 
     try:
         front = Front(config, listener, place)
@@ -92,11 +96,11 @@ async def _serve(
         gc.collect()
         gc.freeze()  # these objects stay; requests leave no cycles behind, so the collector has little to find
         gc.set_threshold(*THRESHOLD)
-        say_alive()
+        say_alive(0)
         if front.picker is not None:
             with suppress(OSError):
                 print(f"picker on {front.picker.address}", flush=True)
-        beats = None if place is None else asyncio.create_task(beat())
+        beats = None if place is None else asyncio.create_task(beat(place))
         await _first(signals.end.wait(), front.failed())
         front.check()
         drained = asyncio.create_task(front.drain(config.drain_timeout_s))
@@ -128,13 +132,11 @@ def _failed(message: str) -> int:
     return 1
 
 
-# ---- a worker's part of what the whole router may take
-
-MAX_BY_ITSELF = 4  # each one more reads all events once more
+MAX_BY_ITSELF = 4
 
 
 def workers_of(config: RouterConfig) -> int:
-    """The number of workers. Peers on other machines have to know it, so with those there is one unless told.
+    """The most workers. Peers on other machines have to know the number, so with those there is one unless told.
 
     There is one for gateways, whose few connections could not be shared out evenly.
     """
@@ -144,8 +146,8 @@ def workers_of(config: RouterConfig) -> int:
     return 1 if is_single else min(MAX_BY_ITSELF, usable_cpus())
 
 
-def part_of(config: RouterConfig, place: Place) -> RouterConfig:
-    """The limits of memory and connections divided, and the other workers as peers."""
+def with_others(config: RouterConfig, place: Place) -> RouterConfig:
+    """The other workers are peers."""
     numbers = range(place.workers)
     if config.peer_listen is None:
         paths = [f"ipc://{place.folder}/peers-{number}" for number in numbers]
@@ -154,18 +156,10 @@ def part_of(config: RouterConfig, place: Place) -> RouterConfig:
     others = [path for number, path in enumerate(paths) if number != place.number]
     return msgspec.structs.replace(
         config,
-        max_bodies_bytes=max(config.max_body_bytes, config.max_bodies_bytes // place.workers),
-        max_connections=_share(config.max_connections, place.workers),
-        queue_size=_share(config.queue_size, place.workers),
-        message_cache_bytes=config.message_cache_bytes // place.workers,
+        message_cache_bytes=config.message_cache_bytes // place.serving[0],
         peer_listen=paths[place.number],
         peers=(*others, *(_next(peer, number) for peer in config.peers for number in numbers)),
     )
-
-
-def _share(whole: int, count: int) -> int:
-    """Rounded up, so that a limit is not none."""
-    return -(-whole // count)
 
 
 def _next(endpoint: str, number: int) -> str:

@@ -112,8 +112,8 @@ SETTINGS: dict[str, list[Setting]] = {
         port=_row(click.IntRange(0, 65535), "The port to listen on; 0: any free one.", metavar="PORT"),
         workers=_row(
             click.IntRange(0, 64),
-            "Processes that answer at this port; 0: one for each CPU, up to 4, or one with --peer-listen or "
-            "--picker-listen.",
+            "Processes that answer at this port; 0: one, and more while all are busy, up to one for each CPU and 4; "
+            "one with --peer-listen or --picker-listen.",
             metavar="N",
         ),
         tls_cert=_row(FILE, "Serve TLS with this certificate chain."),

@@ -12,7 +12,6 @@ from api.errors import ApiError
 from api.generation_apis import APIS
 from api.responses import CONTENT_TYPE
 from router.members.broken import Broken
-from router.members.budget import Budget
 from router.members.members import Member
 from router.placement.cost import can_take
 from router.prompts.prompt import Prompt
@@ -23,7 +22,7 @@ from router.proxy.flow import Flow
 from router.proxy.headers import FROM_FRAMES, TO_CLIENT, length_of, lines, value_of
 from router.proxy.prefill import Beginning, Prefill
 from router.proxy.progress import Progress
-from router.proxy.retries import NOT_REACHED, loss, refusal
+from router.proxy.retries import NOT_REACHED, Budget, loss, refusal
 from router.proxy.services import Services
 from router.proxy.streams.events import ABORTED, LONGEST_END, SentEvents, is_aborted, is_servers_error
 from router.proxy.streams.repetition import without_tokens

@@ -110,13 +110,13 @@ def choose(facts: RequestFacts, source: Member | None) -> Decision:
         hit.prediction = hit.predicted_at = None
         if is_looked_up and prompt.exact and not decision.question.is_fetched:  # else it is reported elsewhere
             hit.prediction = predict(prompt, decision, member.block_size, matches)
-            hit.predicted_at = None if hit.prediction is None else router.feeds.moment(member.name)
+            hit.predicted_at = None if hit.prediction is None or member.feed is None else member.feed.moment()
         hit.index_doubt = router.doubt(member)
     if (notes := facts.notes) is not None:
         if api is None and router.config.log_prompts:
             notes.body = facts.body
         members = [router.members.by_name[one.name] for one in decision.candidates]
-        notes.decided(next(router.order), decision, members, router.feeds)
+        notes.decided(next(router.order), decision, members)
     return decision
 
 

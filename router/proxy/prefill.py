@@ -246,11 +246,11 @@ class Prefill:
         decision, member = found.prefill, router.members.by_name[found.prefill.chosen.name]
         profile = member.profile
         if facts.notes is not None:
-            facts.notes.decided(next(router.order), decision, model.members, router.feeds)
+            facts.notes.decided(next(router.order), decision, model.members)
         hit.prompt, hit.decision, hit.member, hit.reported_tokens = prompt, decision, member, None
         hit.index_doubt = router.doubt(member)
         hit.prediction = predict(prompt, decision, member.block_size, matches)
-        hit.predicted_at = None if hit.prediction is None else router.feeds.moment(member.name)
+        hit.predicted_at = None if hit.prediction is None or member.feed is None else member.feed.moment()
         assert profile.hand_over is not None, "its engine was asked"
         enveloped, speed = profile.takes_envelope, member.candidate.prefill_tokens_per_s  # before it is sent
         attempt = self._attempt = router.sent(self, member, decision, prompt, True, envelope=enveloped)

@@ -22,7 +22,6 @@ from router.tenants.limits import NOTHING, Use
 from router.tenants.usage import ClassTotals, Counts
 
 if TYPE_CHECKING:
-    from router.members.feeds import Feeds
     from router.members.members import Member, ServedModel
     from router.placement.cost import Question
     from router.proxy.attempt import Attempt
@@ -114,7 +113,7 @@ def compare(predictions: Predictions, summary: RequestSummary, generation: "Pred
     reported_blocks = reported_tokens // predicted.block_size
     sure = generation.prompt.exact and generation.prompt.doubt is None
     predictions.compare(
-        member.name, member.accuracy, predicted, since, reported_blocks, keys, summary.ended_s, sure=sure
+        member.name, member.accuracy, member.feed, predicted, since, reported_blocks, keys, summary.ended_s, sure=sure
     )
 
 
@@ -241,7 +240,7 @@ class Notes:
         self.body = b""
         self.decisions: list[Decided] = []
 
-    def decided(self, order: int, decision: "Decision", members: Sequence["Member"], feeds: "Feeds") -> None:
+    def decided(self, order: int, decision: "Decision", members: Sequence["Member"]) -> None:
         """Record a decision; call it before the load changes."""
         question = decision.question
         lost = decision.effects.lost if decision.effects is not None else [0.0] * len(members)
@@ -255,7 +254,7 @@ class Notes:
                 None if decision.chosen is None else decision.chosen.name,
                 sorted(question.tried),
                 [
-                    _weighed(member, cost, question, feeds, lost_tokens)
+                    _weighed(member, cost, question, lost_tokens)
                     for member, cost, lost_tokens in zip(members, decision.costs, lost, strict=True)
                 ],
                 question.came_s,
@@ -268,14 +267,14 @@ class Notes:
         )
 
 
-def _weighed(member: "Member", cost: float, question: "Question", feeds: "Feeds", lost_tokens: float | None) -> Weighed:
+def _weighed(member: "Member", cost: float, question: "Question", lost_tokens: float | None) -> Weighed:
     """The figures of one replica. Positional, for speed: it runs for every replica and request if a log is kept."""
     candidate, load, slot = member.candidate, member.load, member.slot
     matched = question.matched.get(slot, 0)
     below = {source: level[slot] for source, level in question.below.items() if slot in level}
     lower, pull = max(below.values(), default=0), question.pulls.get(slot)
-    known = feeds.known(member.name)
-    seq, inexact = (None, None) if known is None else known
+    feed = member.feed
+    seq, inexact = (None, None) if feed is None else (feed.view.stream.last_seq, feed.inexact)
     return Weighed(
         candidate.name,
         None if cost == INFINITE else cost,

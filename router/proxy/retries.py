@@ -92,6 +92,23 @@ def refusal_code(body: bytes) -> str | int | None:
         return None
 
 
+class Budget:
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.held_bytes = 0
+
+    def take(self, more_bytes: int) -> bool:
+        """Reserve more bytes; return False and reserve nothing if that exceeds the limit."""
+        if self.held_bytes + more_bytes > self.limit_bytes:
+            return False
+        self.held_bytes += more_bytes
+        return True
+
+    def give_back(self, held_bytes: int) -> None:
+        assert held_bytes <= self.held_bytes, f"{held_bytes} bytes are given back, {self.held_bytes} are held"
+        self.held_bytes -= held_bytes
+
+
 SHARE = 0.2  # the share of requests that may be sent again
 PER_S = 10.0  # at least as many may be
 MOST = 100.0

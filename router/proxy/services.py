@@ -11,8 +11,6 @@ from api.errors import ApiError
 from api.http.bodies import Bodies
 from router.config import RouterConfig
 from router.lifecycle import Lifecycle
-from router.members.budget import Budget
-from router.members.feeds import Feeds
 from router.members.members import Member, Members, ServedModel
 from router.members.verification import Verification
 from router.placement.cost import NONE_TRIED, Candidate, Prompt, Tenant
@@ -28,7 +26,7 @@ from router.proxy.exchange import Exchange
 from router.proxy.flow import Flow
 from router.proxy.request_summary import RequestCounts, RequestSummary
 from router.proxy.responses import KeptResponses
-from router.proxy.retries import RetryBudget, Row
+from router.proxy.retries import Budget, RetryBudget, Row
 from router.tenants.admission import Admission
 from router.tenants.keys import Priorities
 
@@ -57,7 +55,6 @@ class Remembers(Protocol):
 
 class Services(Protocol):
     members: Members
-    feeds: Feeds
     placement: Placement
     lifecycle: Lifecycle
     bodies: Bodies

@@ -84,6 +84,8 @@ class Colleagues:
                     return msgpack.decode(await _read(reader), type=answer)
                 finally:
                     writer.close()
+        except FileNotFoundError:
+            return None  # it has never run
         except (OSError, EOFError, TimeoutError, ValueError) as error:  # it has just ended, and another one starts
             log.warning("worker %d does not answer, and is left out: %r", number, error)
             return None

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 TOPIC = b"warmroute.peers.1"  # another version has another topic: the two do not hear each other
 LOOK_UP_S = 5.0  # how often names are looked up again
-LOOK_AT_OWNERS_S = 1.0  # a port that becomes free may be taken by another user
+SOON_S = 1.0  # a port that becomes free may be taken by another user, and another worker may start
 ROOT = 0
 STOOD_STILL_S = 1.0  # between two beats: what peers have said meanwhile is still to be read
 WAITING_BATCHES = 1000  # the most for one peer
@@ -77,6 +77,10 @@ class PeerSockets:
     def unproved(self, endpoints: frozenset[str]) -> frozenset[str]:
         """Return those at which anybody on this machine may listen."""
         return frozenset(one for one in endpoints if self._keys is None and parse_endpoint(one) is not None)
+
+    @property
+    def are_heard(self) -> bool:
+        return len(self._bound.peers) > 0
 
     def send(self, frames: Frames) -> None:
         with suppress(zmq.Again):  # it is lost, as if on the way
@@ -122,6 +126,7 @@ class Links:
         self.endpoint = self._sockets.endpoint
         self.unreadable = 0  # messages
         self._on_room = on_room
+        self._placement = placement
         self._names = Names(peers)
         self._peers = "other workers" if listen.startswith("ipc:") else "peers"  # these may be workers, too
         self._strangers: set[str] = set()  # endpoints at which programs of other users listen
@@ -129,9 +134,8 @@ class Links:
         self._warned: set[str] = set()
         self._said = 0  # number of peers, in the log
         self._telling: asyncio.TimerHandle | None = None
-        number = random.getrandbits(63)
-        self.inbox = Inbox(placement, load_of, number)
-        self._outbox = placement.outbox = Outbox(number, self._tell_within)
+        self._number = random.getrandbits(63)
+        self.inbox = Inbox(placement, load_of, self._number)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -143,7 +147,7 @@ class Links:
             endpoints = await self._names.endpoints()
             unproved = self._sockets.unproved(endpoints)
             self._connect(endpoints - unproved | await asyncio.to_thread(self._of_our_user, unproved))
-            await asyncio.sleep(LOOK_AT_OWNERS_S if unproved else LOOK_UP_S)
+            await asyncio.sleep(LOOK_UP_S if endpoints and not unproved else SOON_S)
 
     def _of_our_user(self, endpoints: frozenset[str]) -> frozenset[str]:
         """Return those where a program of this user or of root listens: without keys, nothing else proves a peer."""
@@ -165,6 +169,10 @@ class Links:
             now_s = self._loop.time()
             for link in self._links.values():
                 link.tick()
+            if not self._sockets.are_heard:
+                self._placement.outbox = None  # nobody is told, so no request has to say anything
+            elif self._placement.outbox is None:
+                self._placement.outbox = Outbox(self._number, self._tell_within)
             self._tell()
             if now_s - beat_s < RUNNING_S + STOOD_STILL_S and self.inbox.expire(now_s):
                 self._on_room()
@@ -193,8 +201,9 @@ class Links:
         if self._telling is not None:
             self._telling.cancel()
             self._telling = None
-        for batch in self._outbox.take(self._loop.time(), time.time()):
-            self._sockets.send([TOPIC, _encode(batch)])
+        if (outbox := self._placement.outbox) is not None:
+            for batch in outbox.take(self._loop.time(), time.time()):
+                self._sockets.send([TOPIC, _encode(batch)])
 
     # ---- from peers
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Iterable
+from pathlib import Path
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ class Names:
             try:
                 place = parse_endpoint(peer)
                 if place is None:
-                    self._found[peer] = frozenset({peer})
+                    self._found[peer] = frozenset({peer} if Path(peer.removeprefix("ipc://")).exists() else ())
                 else:
                     found = await asyncio.get_running_loop().getaddrinfo(*place, type=socket.SOCK_STREAM)
                     hosts = {str(address[0]) for *_, address in found}

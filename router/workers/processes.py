@@ -4,11 +4,14 @@ This process serves nothing. Each worker is a fork of it that listens at the sam
 these the kernel divides new connections. When a worker dies, its socket is closed, and the kernel leaves it out until
 another worker listens in its place: a death costs only the connections that it had.
 
-A worker says again and again that it is alive. One that hangs, by a fault of ours or by a signal, is killed.
+A worker says again and again that it is alive, and how busy. One that hangs, by a fault of ours or by a signal, is
+killed. Each worker more follows all events once more and makes every request dearer, so one may begin alone: the next
+starts when all are busy and the machine has processors to spare.
 """
 
 import gc
 import logging
+import mmap
 import os
 import selectors
 import signal
@@ -32,6 +35,8 @@ log = logging.getLogger(__name__)
 
 REST_S = 1.0  # between two starts of the same worker
 BEAT_S = 2.0  # between two times that a worker says that it is alive
+BUSY, BUSY_BEATS = 70, 2  # a worker is busy after so many beats at which it had so many percent of a processor
+IDLE_CPUS = 0.5  # another worker has to find so much of the machine's processors idle
 HUNG_S = 30.0  # after so long without a word its clients wait in vain
 MAX_BEATS = 4096  # read at once
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
@@ -41,14 +46,15 @@ class Place(NamedTuple):
     """A worker's place among the others, told at its start."""
 
     number: int
-    workers: int  # how many there are
+    workers: int  # the most that there may be
+    serving: mmap.mmap  # its one byte says how many there are now
     folder: Path  # the sockets between them lie there; only this user may enter it
     usage: SharedLimits
-    replaces: bool  # one that has ended: the others know what it has to know
+    joins: bool  # others that serve: they know what it has to know
 
 
-# The last is called when it listens, and again and again while it is alive.
-Serve: TypeAlias = Callable[[Place, socket.socket, Callable[[], None]], int]
+# The last is called when it listens, and again and again while it is alive: with the percent of a processor it took.
+Serve: TypeAlias = Callable[[Place, socket.socket, Callable[[int], None]], int]
 
 
 @dataclass(slots=True, eq=False)
@@ -61,18 +67,36 @@ class Worker:
     say: int | None = None  # the end of a pipe: it says that it listens, and lives
     heard_s: float = 0.0
     listens: bool = False
+    busy_beats: int = 0  # the last ones, in a row
 
 
 class Processes:
-    """`serve` is called in each worker; what it returns is the worker's exit status."""
+    """`serve` is called in each worker; what it returns is the worker's exit status.
 
-    def __init__(self, host: str, port: int, count: int, serve: Serve, hung_s: float = HUNG_S) -> None:
+    `first`: so many start at once, and the others when these are busy; None: all.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        count: int,
+        serve: Serve,
+        first: int | None = None,
+        hung_s: float = HUNG_S,
+        idle_cpus: Callable[[], float] | None = None,
+    ) -> None:
         self._host = host
         self._port = port
         self._serve = serve
         self._hung_s = hung_s
         self._looked_s = 0.0  # the last look for workers that hang
         self._count = count
+        self._wanted = count if first is None else first
+        self._serving = mmap.mmap(-1, 1)
+        self._serving[0] = self._wanted
+        self._idle_cpus = idle_cpus or IdleCpus().lately
+        self._is_ready = False  # all that were to start first have begun to listen
         self._workers: list[Worker] = []
         self._asked = 0  # how often it was asked to end
         self._status = 0
@@ -96,14 +120,12 @@ class Processes:
                 self._workers.append(Worker(number, listener))
             gc.collect()
             gc.freeze()  # pages with what is there now stay those of all workers
-            for worker in self._workers:
-                self._start(worker)
-            is_ready = False
             while any(worker.pid for worker in self._workers) or not self._asked:
-                if not is_ready and all(worker.listens for worker in self._workers):
-                    is_ready = True
+                self._grow()
+                wait_s = self._start_missing()
+                if not self._is_ready and all(worker.listens for worker in self._wanted_workers):
+                    self._is_ready = True
                     on_ready(self._workers[0].listener)
-                wait_s = self._start_again()
                 self._kill_hung()
                 self._wait(wait_s)
         return self._status
@@ -125,6 +147,21 @@ class Processes:
                 signal.set_wakeup_fd(-1)
                 for number, handler in before.items():
                     signal.signal(number, handler)
+
+    @property
+    def _wanted_workers(self) -> list[Worker]:
+        return self._workers[: self._wanted]
+
+    def _grow(self) -> None:
+        """Want one more worker if all are busy, and the machine could run it."""
+        running = self._wanted_workers
+        if len(running) == self._count or self._asked or self._idle_cpus() < IDLE_CPUS:
+            return
+        if all(worker.listens and worker.busy_beats >= BUSY_BEATS for worker in running):
+            for worker in running:
+                worker.busy_beats = 0
+            self._wanted += 1
+            log.info("all workers are busy; starting worker %d", len(running))
 
     # ---- one worker
 
@@ -166,12 +203,12 @@ class Processes:
                 if other is not worker:
                     other.listener.close()
             self._usage.begin(worker.number)
-            place = Place(worker.number, self._count, self._folder, self._usage, worker.starts > 0)
+            place = Place(worker.number, self._count, self._serving, self._folder, self._usage, self._is_ready)
             os.set_blocking(say, False)
 
-            def say_alive() -> None:
+            def say_alive(percent: int) -> None:
                 with suppress(BlockingIOError):  # nobody has read for a day
-                    os.write(say, b".")
+                    os.write(say, bytes([percent]))
 
             status = self._serve(place, worker.listener, say_alive)
         except KeyboardInterrupt:
@@ -183,14 +220,14 @@ class Processes:
             sys.stderr.flush()
             os._exit(status)
 
-    def _start_again(self) -> float | None:
-        """Start what has ended and rested; return the seconds until the next one may start."""
+    def _start_missing(self) -> float | None:
+        """Start workers, also those that have ended and rested; return the seconds until the next one may start."""
         if self._asked:
             return None
         waits = []
-        for worker in self._workers:
+        for worker in self._wanted_workers:
             if not worker.pid:
-                left_s = worker.started_s + REST_S - time.monotonic()
+                left_s = worker.started_s + REST_S - time.monotonic() if worker.starts else 0.0
                 if left_s > 0:
                     waits.append(left_s)
                 else:
@@ -214,12 +251,15 @@ class Processes:
                             if pid:
                                 self._ended(ended, os.waitstatus_to_exitcode(status))
             elif worker.say is not None:  # else its end was reported first, by a signal
-                if not os.read(worker.say, MAX_BEATS):
+                if not (said := os.read(worker.say, MAX_BEATS)):
                     self._hang_up(worker)
                     continue
                 worker.heard_s = time.monotonic()
+                worker.busy_beats = worker.busy_beats + 1 if said[-1] >= BUSY else 0
                 if not worker.listens:
                     worker.listens = True
+                    if all(wanted.listens for wanted in self._wanted_workers):
+                        self._serving[0] = self._wanted
                     if worker.starts > 1:
                         log.info("worker %d serves again, as process %d", worker.number, worker.pid)
 
@@ -245,7 +285,7 @@ class Processes:
         if self._asked:
             self._status = self._status or abs(status)
             return
-        if worker.starts == 1 and not has_listened and status > 0:
+        if not (self._is_ready or has_listened) and status > 0:
             self._status = status  # it has said why it cannot start, and nor could another
             self._end()
             return
@@ -254,3 +294,24 @@ class Processes:
         worker.listener = held
         how = f"by signal {-status}" if status < 0 else f"with status {status}"
         log.warning("worker %d (process %d) has ended %s; another one takes its place", worker.number, pid, how)
+
+
+class IdleCpus:
+    """The machine's idle processors, by what Linux counts; elsewhere all count as idle."""
+
+    def __init__(self) -> None:
+        self._idle_s, self._at_s, self._cpus = self._count_s(), time.monotonic(), 0.0
+
+    def lately(self) -> float:
+        idle_s, at_s = self._count_s(), time.monotonic()
+        if at_s - self._at_s >= BEAT_S / 2:
+            self._cpus = (idle_s - self._idle_s) / (at_s - self._at_s)
+            self._idle_s, self._at_s = idle_s, at_s
+        return self._cpus
+
+    def _count_s(self) -> float:
+        try:
+            idle, waiting = Path("/proc/stat").read_text().split(maxsplit=6)[4:6]
+        except (OSError, ValueError):
+            return time.monotonic() * (os.cpu_count() or 1)
+        return (int(idle) + int(waiting)) / os.sysconf("SC_CLK_TCK")

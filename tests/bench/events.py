@@ -18,7 +18,7 @@ from events.messages import BlockRemoved, BlockStored, Decoder, EventBatch, Extr
 from events.native import Load
 from events.publisher import Publisher, PublisherConfig
 from events.source import Source
-from router.members.feeds import Feeds
+from router.members.feed import Feeds
 from router.placement.index import PrefixIndex
 from tests.bench.measure import calls, cpu_us, heading, resident_bytes, row, rows_of_calls
 
@@ -56,14 +56,14 @@ async def followed() -> None:
         feeds = Feeds(index, lambda *_: None)
         try:
             source = Source("?", publisher.endpoints.events, publisher.endpoints.replay, model="m")
-            feeds.follow("a", index.add(), source)
+            feed = feeds.follow("a", index.add(), source)
             for seq in (0, 1):  # the first one connects
                 begin, end = 4 * seq, 4 * seq + 4
                 parent = hashes[begin - 1] if begin else None
                 own = tokens[begin * BLOCK : end * BLOCK]
                 publisher.publish([BlockStored(hashes[begin:end], parent, own, BLOCK, None, "GPU", None)])
                 with calls() as made:
-                    while (state := feeds.known("a")) is None or state[0] < seq:
+                    while feed.view.stream.last_seq < seq:
                         await asyncio.sleep(0.001)
             rows_of_calls("it", made)
         finally:

@@ -22,7 +22,7 @@ from router.http.app import build_app
 from router.http.front import FrontConnection, Openings
 from router.http.routes import FORWARDED, TABLE
 from router.members.facts import Facts, Rank
-from router.members.feeds import Feeds
+from router.members.feed import Feeds
 from router.members.members import Member, Members
 from router.members.spec import parse_replica
 from router.members.upstream import Connection

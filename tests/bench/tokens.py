@@ -24,8 +24,8 @@ from tests.api.chat_templates import TEMPLATES
 from tests.api.tokenizers import saved
 from tests.api.trained import QWEN_SPLIT, _split
 from tests.bench.measure import cpu_us, heading, row
+from tests.house import PACKAGES, ROOT
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 VOCAB_SIZE = 16_000
 BLOCK = 16
 TURNS = 20
@@ -35,7 +35,8 @@ REPEATS = 200
 
 
 def run(rounds: int) -> None:
-    words = " ".join(path.read_text() for path in sorted(ROOT.glob("*/*.py"))).split(" ")
+    paths = (path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")))
+    words = " ".join(path.read_text() for path in paths).split(" ")
     chance = random.Random(1)
     bodies = {
         "1 message of 800 bytes": body([said(words, chance, 800)]),

@@ -123,11 +123,10 @@ class Churn:
         return self.running.router.members.by_name
 
     def _up(self, names: list[str]) -> bool:
-        members, feeds = self._by_name, self.running.router.feeds
-        states = [feeds.state(name) for name in names]
+        members = self._by_name
         return members.keys() == set(names) and all(
-            members[name].candidate.unavailable is None and state is not None and state.exact
-            for name, state in zip(names, states, strict=True)
+            member.candidate.unavailable is None and member.feed_state is not None and member.feed_state.exact
+            for member in members.values()
         )
 
     @staticmethod

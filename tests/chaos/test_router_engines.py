@@ -141,7 +141,7 @@ def indexed(running: Front, name: str) -> dict[tuple[str, int], set[int]]:
 
 async def heard(running: Front, name: str, seq: int) -> None:
     def is_there() -> bool:
-        state = running.router.feeds.state(name)
+        state = running.router.members.by_name[name].feed_state
         return state is not None and state.seq >= seq and state.lag_batches == 0 and (state.exact or state.partial)
 
     await until(is_there, f"{name} has played batch {seq}, and no repair is under way")
@@ -161,7 +161,7 @@ async def test_the_index_holds_what_the_real_bytes_of_an_engine_mean(
     async with routed(recordings) as running:
         for number, story in enumerate(told):
             await heard(running, f"r{number}", len(story.payloads) - 1)
-            oracle, state = view_of(story.payloads), running.router.feeds.state(f"r{number}")
+            oracle, state = view_of(story.payloads), running.router.members.by_name[f"r{number}"].feed_state
             assert indexed(running, f"r{number}") == keys_of(oracle), story.name
             assert state is not None and state.reason == oracle.inexact, story.name
         running.router.placement.index.check()

@@ -104,7 +104,7 @@ async def test_while_a_long_batch_is_applied_the_index_says_so_and_heartbeats_ar
 async def test_statuses_within_a_long_batch_make_no_turn_longer(liar: Liar) -> None:
     async with routing() as router:
         await exact(router, liar)
-        view = router.feeds._subscriber._sockets["r"]._view
+        view = router.of["r"].view
         before = len(router.statuses)
         slices = 0
         go_on = view.go_on
@@ -132,7 +132,7 @@ async def test_a_resync_that_is_asked_for_within_a_long_batch_follows_it(liar: L
         slot = await exact(router, liar)
         liar.publish(batch(stored(keys_of(MANY))))
         await until(lambda: router.state("r").reason == "a long batch is being applied")
-        router.feeds.resync("r")
+        router.of["r"].resync()
         await liar.answer_snapshot(batch(stored(keys_of(2))))
         await until(lambda: router.index.blocks(slot) == {"GPU": 2})
         await router.exact("r")
@@ -143,7 +143,7 @@ async def test_a_replica_that_leaves_within_a_long_batch_leaves_nothing_behind(l
         slot = await exact(router, liar)
         liar.publish(batch(stored(keys_of(MANY))))
         await until(lambda: bool(router.index.blocks(slot)))
-        router.feeds.leave("r")
+        router.of["r"].leave()
         router.index.drop(slot)
         router.index.check()
         assert router.index.bytes_used() < 10_000_000 and router.matched() == {}
@@ -365,7 +365,7 @@ async def test_a_snapshot_that_does_not_end_takes_bounded_memory(liar: Liar, mon
     monkeypatch.setattr("events.view.MAX_SNAPSHOT_BYTES", 1_000_000)
     async with routing() as router:
         router.follow("r", liar.source)
-        feed = router.feeds._subscriber._sockets["r"]._view
+        feed = router.of["r"].view
         await liar.answer_snapshot(*[bytes(100_000)] * 30, batches=60_000)
         await until(lambda: feed._strange > 0)
         assert feed._snapshot_bytes <= 1_100_000
@@ -376,7 +376,7 @@ async def test_a_snapshot_that_does_not_end_takes_bounded_memory(liar: Liar, mon
 async def test_messages_that_are_none_do_not_fill_the_log(liar: Liar, caplog: pytest.LogCaptureFixture) -> None:
     async with routing() as router:
         await exact(router, liar)
-        feed = router.feeds._subscriber._sockets["r"]._view
+        feed = router.of["r"].view
         with caplog.at_level(logging.WARNING):
             for _ in range(200):
                 liar.events.send_multipart([b"", b"?"])
@@ -391,7 +391,7 @@ async def test_a_replica_that_claims_more_than_its_pool_holds_is_inexact_and_bou
     keys = keys_of(5000)
     async with routing() as router:
         slot = await exact(router, liar)
-        router.feeds.limit("r", 1000)
+        router.of["r"].limit(1000)
         liar.publish(batch(stored(keys[:1000])))
         await router.exact("r", 0)
         for first in range(1000, 5000, 100):
@@ -412,7 +412,7 @@ async def test_lost_removals_are_no_claims(monkeypatch: pytest.MonkeyPatch) -> N
         async with routing() as router:
             router.follow("r", msgspec.structs.replace(liar.source, replay=None))
             await liar.subscribed()
-            router.feeds.limit("r", 1000)
+            router.of["r"].limit(1000)
 
             async def store(first: int, count: int, *before: KnownEvent) -> None:
                 news = [
@@ -423,42 +423,42 @@ async def test_lost_removals_are_no_claims(monkeypatch: pytest.MonkeyPatch) -> N
                 await until(lambda: router.state("r").seq == liar.seq)
 
             await store(0, 1000)
-            assert not router.feeds.overclaims("r")
+            assert not router.of["r"].overclaims()
             liar.seq += 1  # the removal of the first 200
             await store(1000, 200)
-            assert router.feeds.overclaims("r") is None, "what may be gone is not claimed any more"
-            resolver = router.feeds._feeds["r"].view.resolver
+            assert router.of["r"].overclaims() is None, "what may be gone is not claimed any more"
+            resolver = router.of["r"].view.resolver
             for first in range(200, 3200, 100):
                 await store(first + 1000, 100, BlockRemoved(list(range(first, first + 100)), "GPU"))
-                assert not router.feeds.overclaims("r")
+                assert not router.of["r"].overclaims()
             assert resolver.capacity.overclaim is None and resolver.resident_blocks() == 1000
             await store(10_000, 200)  # without a loss
-            assert router.feeds.overclaims("r") is True
+            assert router.of["r"].overclaims() is True
             liar.seq += 1
             await store(20_000, 200)
-            assert not router.feeds.overclaims("r")
+            assert not router.of["r"].overclaims()
 
 
 async def test_a_batch_that_claims_too_much_is_no_loss(liar: Liar) -> None:
     async with routing() as router:
         router.follow("r", Source("?", liar.source.events, model="m"))
         await liar.subscribed()
-        router.feeds.limit("r", 100)
+        router.of["r"].limit(100)
         found = []
         for number in range(3):
             liar.seq += 1
             liar.publish(batch(*(stored([1000 * number + k], None, [number, k, 0, 0]) for k in range(300))))
             await until(lambda: router.state("r").seq == liar.seq)
-            found.append(router.feeds.overclaims("r"))
+            found.append(router.of["r"].overclaims())
         assert found == [True, True, True]  # each batch alone; what was known before a loss is forgotten
 
 
 async def test_a_pool_that_turns_out_larger_is_read_again(liar: Liar) -> None:
     async with routing() as router:
         slot = await exact(router, liar, batch(stored(keys_of(500))))
-        router.feeds.limit("r", 100)
+        router.of["r"].limit(100)
         assert router.state("r").overclaim is not None
-        router.feeds.limit("r", 1000)
+        router.of["r"].limit(1000)
         await liar.answer_snapshot(batch(stored(keys_of(500))))
         await router.exact("r")
         assert router.index.blocks(slot) == {"GPU": 500}
@@ -577,6 +577,6 @@ async def test_a_status_with_figures_that_cannot_be_is_not_heard(liar: Liar, loa
         await exact(router, liar)
         raw = {"incarnation": 1, "seq": -1, "ts": 0.0, "digest_blocks": 0, "digest_xor": 0, "load": load}
         liar.status.send_multipart([b"", msgspec.msgpack.encode(raw)])
-        feed = router.feeds._subscriber._sockets["r"]._view
+        feed = router.of["r"].view
         await until(lambda: feed._strange == 1 or bool(router.statuses))
         assert not router.statuses

@@ -156,8 +156,8 @@ class Scene:
         return len(keys)
 
     async def applied(self, claimant: Claimant) -> None:
-        feeds, name = self.running.router.feeds, claimant.replica.name
-        await until(lambda: feeds.state(name).seq == claimant.liar.seq, "it is applied")
+        member = self.running.member(claimant.replica.name)
+        await until(lambda: member.feed_state.seq == claimant.liar.seq, "it is applied")
 
 
 @asynccontextmanager
@@ -172,7 +172,7 @@ async def scene(**config: Any) -> AsyncIterator[Scene]:
         for claimant in (one, other):
             await claimant.liar.answer_snapshot()
         members = running.router.members
-        await until(lambda: all(running.router.feeds.state(one.name).exact for one in members), "they are followed")
+        await until(lambda: all(one.feed_state.exact for one in members), "they are followed")
         claimants = (one, other)
 
         def well() -> bool:

@@ -330,10 +330,10 @@ class Audit:
     @staticmethod
     def _is_known(router: Any, replica: ScriptedReplica) -> None:
         """Demand that the index has the very blocks that this replica has."""
-        known, index = router.feeds.known(replica.name), router.placement.index
-        is_exact = known is not None and known[1] is None
-        assert is_exact or isinstance(replica, VllmReplica), f"{replica.name} is not exact: {known}"
-        slot, blocks = router.members.by_name[replica.name].slot, replica.blocks
+        member, index = router.members.by_name[replica.name], router.placement.index
+        is_exact = member.feed is not None and member.feed.inexact is None
+        assert is_exact or isinstance(replica, VllmReplica), f"{replica.name} is not exact: {member.feed_state}"
+        slot, blocks = member.slot, replica.blocks
         held = sum(index.blocks(slot).values())
         known_ones = sum(mask >> slot & 1 for mask in index.holders(blocks))
         assert known_ones == held, f"of {held} blocks, {replica.name} has only {known_ones}"

@@ -132,6 +132,10 @@ class PeerSockets:
         del endpoints
         return frozenset()
 
+    @property
+    def are_heard(self) -> bool:
+        return any(self._peers.values())
+
     def send(self, frames: Frames) -> None:
         for peer, has_subscribed in self._peers.items():
             if has_subscribed:

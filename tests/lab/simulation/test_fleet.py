@@ -1,13 +1,14 @@
 """The simulated fleet with policies, events and bounds."""
 
 from functools import cache
+from typing import Literal
 
 import pytest
 from msgspec.structs import replace
 
 from events.messages import BlockStored
 from lab.simulation.comparison import compared, ideal, outcome_of, pooled
-from lab.simulation.fleet import simulated
+from lab.simulation.fleet import SimulatedFleet, simulated
 from lab.simulation.job import Job, jobs_of
 from lab.simulation.router import SimulatedRouter
 from lab.simulation.settings import Settings
@@ -96,9 +97,19 @@ def test_a_wrong_rate_is_believed_as_the_replica_says_it() -> None:
     assert outcome_of(wrong, 4, RATE).token_imbalance > outcome_of(chats("least-loaded"), 4, RATE).token_imbalance
 
 
-def test_a_request_that_can_never_run_is_refused_with_what_it_needs() -> None:
-    with pytest.raises(ValueError, match="give it 1,600 tokens or more"):
-        alone([one_prompt(0.0)], Settings(capacity_tokens=1599))
+def test_the_engine_itself_finds_the_same_share_and_takes_longer_for_its_steps() -> None:
+    few = Trace(CHATS.name, CHATS.block_tokens, CHATS.requests[:120])
+    fifo, engine = (simulated(few, replace(SETTINGS, model=model), "cost", 0) for model in ("fifo", "engine"))
+    assert hits(engine) == pytest.approx(hits(fifo), abs=0.05)
+    assert all(job.first_s > job.request.at_s for job in engine)
+
+
+@pytest.mark.parametrize(("model", "needed"), [("fifo", 1600), ("engine", 1648)])
+def test_a_request_that_can_never_run_is_refused_with_what_it_needs(
+    model: Literal["fifo", "engine"], needed: int
+) -> None:
+    with pytest.raises(ValueError, match=f"give it {needed:,} tokens or more"):
+        alone([one_prompt(0.0)], Settings(capacity_tokens=1599, model=model))
 
 
 def test_runs_with_one_seed_are_the_same_and_rows_say_which_are_bounds() -> None:
@@ -148,6 +159,16 @@ def test_what_a_replica_has_in_a_lower_medium_counts() -> None:
     router.heard(1, [BlockStored([*keys], None, ids, 16, None, "CPU", None)])
     assert router.place(job, 0.0)
     assert job.replica == 1
+
+
+def test_a_replica_that_joins_later_takes_no_request_before() -> None:
+    trace = unshared(60)
+    jobs, middle_s = list(jobs_of(trace)), trace.span_s / 2
+    fleet = SimulatedFleet(Settings(replicas=2), "round-robin", trace.block_tokens, 0)
+    fleet.joins(1, middle_s, "not started yet")
+    fleet.run(jobs, lambda: None)
+    before, after = ([job.replica for job in jobs if (job.request.at_s >= middle_s) is late] for late in (False, True))
+    assert set(before) == {0} and set(after) == {0, 1}
 
 
 CLOSED = replace(SETTINGS, closed_loop=True)

@@ -156,7 +156,7 @@ async def test_a_router_loads_it_everywhere_and_predicts_its_hits(replicas: list
         def known() -> int:
             """The blocks of both replicas; none before all are known."""
             router = running.router
-            states = [(member, router.feeds.state(member.name)) for member in router.members]
+            states = [(member, member.feed_state) for member in router.members]
             if not all(state.exact for _, state in states):
                 return 0
             return 1 + sum(sum(router.placement.index.blocks(member.slot).values()) for member, _ in states)

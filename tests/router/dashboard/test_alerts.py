@@ -120,7 +120,7 @@ async def test_a_fleet_without_replicas_says_so() -> None:
 
 def alerts_of(running: Served) -> Alerts:
     router = running.router
-    return Alerts(router.config.policy, router.members, router.feeds, router.placement.index, router.history)
+    return Alerts(router.config.policy, router.members, router.placement.index, router.history)
 
 
 async def test_the_figures_are_those_that_the_doctor_reads_over_http() -> None:

@@ -14,7 +14,6 @@ from events.native import Load
 from router.dashboard import broadcast, dashboard, sampling
 from router.dashboard.rows import Query
 from router.members.counts import ReplicaCounts, counts_of
-from router.members.feeds import Feeds
 from router.members.members import Member
 from router.tenants.keys import Key, digest_of, keys_from_options
 from tests.router.dashboard.watching import Page, watched
@@ -136,7 +135,7 @@ async def test_tokens_are_counted_while_their_answer_still_runs(native: bool) ->
         goes_on.set()
         await client.answer()
         await running.idle()
-        counts = counts_of(running.member("r0"), running.router.feeds)
+        counts = counts_of(running.member("r0"))
         assert counts.generated_tokens == (9 if native else 7)  # without figures, all events but two have a token
         assert counts.streamed_tokens == counts.generated_tokens - 1
 
@@ -213,10 +212,10 @@ async def test_what_a_replica_saved_is_still_counted_when_it_has_left() -> None:
 async def test_a_point_that_fails_is_counted_in_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Apply to all replicas, including those handled before the error."""
 
-    def failing(member: Member, feeds: Feeds) -> ReplicaCounts:
+    def failing(member: Member) -> ReplicaCounts:
         if member.name == "r1":
             raise ValueError("a mistake")
-        return counts_of(member, feeds)
+        return counts_of(member)
 
     async with served(*Script(says(GOOD)).replicas(2)) as running:
         taken = running.front.dashboard.statuses.sampling

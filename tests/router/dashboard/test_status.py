@@ -55,7 +55,8 @@ def ours(publisher: Publisher | None) -> Scripted:
 
 
 def state(running: Served, name: str) -> str:
-    found: str = running.member(name).index_state(running.router.feeds.state(name))
+    member = running.member(name)
+    found: str = member.index_state(member.feed_state)
     return found
 
 

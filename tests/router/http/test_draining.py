@@ -1,6 +1,7 @@
 """A router that shuts down first sends clients elsewhere, and then refuses new requests."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -68,6 +69,24 @@ async def test_a_late_notice_comes_with_the_next_answer() -> None:
         await slowly.ended(client)
         assert (await client.post(CHAT, chat())).headers["connection"] == "close"
         assert await client.rest() == b""
+
+
+async def test_a_worker_that_is_joined_divides_limits_and_clients_connect_again() -> None:
+    slowly = Slowly()
+    limits: dict[str, Any] = {"queue_size": 3, "max_connections": 3}
+    limits |= {"max_body_bytes": 10**6, "max_bodies_bytes": 3 * 10**6}
+    async with served(*Script(slowly, says(GOOD)).replicas(1), **limits) as running, connect(running.port) as early:
+        await slowly.begun(early)
+        running.front.divide(4)
+        assert running.router.waiting.capacity == 1
+        assert running.router.bodies.limit_bytes == 10**6, "one body fits"
+        await slowly.ended(early)
+        assert (await early.post(CHAT, chat())).headers["connection"] == "close"
+        assert await early.rest() == b""
+        async with connect(running.port) as late:
+            assert (await late.post(CHAT, chat())).headers.get("connection") is None
+            async with connect(running.port) as beyond:
+                assert (await beyond.get("/health")).headers["connection"] == "close", "it is a spare one"
 
 
 async def test_a_request_that_waits_for_its_answer_is_told_with_it() -> None:

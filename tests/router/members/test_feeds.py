@@ -16,8 +16,7 @@ from events.native import Load, Status
 from events.publisher import Publisher, PublisherConfig
 from events.source import Source
 from events.stream.actions import Apply
-from router.members.feed import SETTLED_S, Moment, ReplicaFeed
-from router.members.feeds import Feeds
+from router.members.feed import SETTLED_S, Feeds, Moment, ReplicaFeed
 from router.placement.index import PrefixIndex
 from router.responses import FeedState
 
@@ -55,17 +54,16 @@ class Router:
         self.index = PrefixIndex()
         self.statuses: list[tuple[str, Status]] = []
         self.on_status: Callable[[str, Status], None] = lambda name, status: self.statuses.append((name, status))
+        self.of: dict[str, ReplicaFeed] = {}
         self.feeds = Feeds(self.index, lambda name, status: self.on_status(name, status))
 
     def follow(self, name: str, source: Source) -> int:
         slot = self.index.add()
-        self.feeds.follow(name, slot, source)
+        self.of[name] = self.feeds.follow(name, slot, source)
         return slot
 
     def state(self, name: str) -> FeedState:
-        state = self.feeds.state(name)
-        assert state is not None
-        return state
+        return self.of[name].state()
 
     def matched(self) -> dict[int, int]:
         self.index.check()
@@ -121,17 +119,15 @@ async def test_what_comes_of_a_stream_is_counted() -> None:
     with Publisher(config()) as one:
         async with routing() as router:
             router.follow("one", native(one))
-            assert router.feeds.traffic("nobody") is None
+            feed = router.of["one"]
             await router.exact("one")
             one.publish([chain(6)])
             await router.exact("one", 0)
             one.publish([BlockRemoved([KEYS[5], KEYS[4]], "GPU")])
             one.publish([chain(5, 4)])
             await router.exact("one", 2)
-            await reporting(one, lambda: router.feeds.traffic("one").digests_compared > 0)  # type: ignore[union-attr]
-            traffic = router.feeds.traffic("one")
-            assert traffic is not None
-            assert (traffic.batches, traffic.stored, traffic.removed) == (3, 7, 2)
+            await reporting(one, lambda: feed.view.stream.stats.digests_compared > 0)
+            assert (feed.view.stream.stats.batches, feed.stored, feed.removed) == (3, 7, 2)
 
 
 async def test_a_replica_that_leaves_takes_its_blocks_along_and_its_slot_is_used_again() -> None:
@@ -143,14 +139,13 @@ async def test_a_replica_that_leaves_takes_its_blocks_along_and_its_slot_is_used
             kept = router.follow("other", native(other))
             await router.exact("one")
             await router.exact("other")
-            router.feeds.leave("one")
-            assert (router.feeds.state("one"), router.index.blocks(slot)) == (None, {})
+            router.of["one"].leave()
+            assert router.index.blocks(slot) == {}
             router.index.drop(slot)
             assert router.follow("again", foreign(one)) == slot
             assert router.matched() == {kept: 3}
             await router.exact("again")
             assert router.matched() == {slot: 6, kept: 3}
-            router.feeds.leave("nobody")
 
 
 async def test_a_state_says_what_is_known_of_the_stream() -> None:
@@ -194,7 +189,7 @@ async def test_a_replica_may_leave_and_come_back_in_the_callback_of_its_own_stat
 
             def on_status(name: str, _status: Status) -> None:
                 if len(slots) < 3:
-                    router.feeds.leave(name)
+                    router.of[name].leave()
                     router.index.drop(slots[-1])
                     router.index.add()  # somebody else takes the slot
                     slots.append(router.follow(name, native(publisher)))
@@ -204,8 +199,8 @@ async def test_a_replica_may_leave_and_come_back_in_the_callback_of_its_own_stat
             await router.exact("r")
             assert slots == [0, 1, 2]
             assert router.matched() == {2: 6}
-            router.on_status = lambda name, _status: router.feeds.leave(name)
-            await reporting(publisher, lambda: router.feeds.state("r") is None)
+            router.on_status = lambda name, _status: router.of[name].leave()
+            await reporting(publisher, lambda: router.of["r"].left)
             assert router.matched() == {}
 
 
@@ -222,12 +217,11 @@ async def test_resync_reads_the_whole_cache_again(source: Callable[[Publisher], 
             publisher.report(Load())
             await router.exact("r", 1)
             assert router.matched() == {slot: 2}  # the control: nothing else repairs it
-            router.feeds.resync("r")
+            router.of["r"].resync()
             assert not router.state("r").exact
             await router.exact("r", 1)
             assert router.matched() == {slot: 8}
             assert router.index.blocks(slot) == {"GPU": 8}
-            router.feeds.resync("nobody")
 
 
 async def test_a_replica_that_restarts_is_known_by_its_new_cache_and_block_size() -> None:
@@ -255,7 +249,6 @@ async def test_what_cannot_be_followed_is_refused_and_leaves_nothing() -> None:
     async with routing() as router:
         with pytest.raises(ValueError, match=r"r: events is 'tcp://nowhere'"):
             router.follow("r", Source("?", "tcp://nowhere"))
-        assert router.feeds.state("r") is None
         router.follow("r", Source("?", "tcp://127.0.0.1:1"))
         with pytest.raises(ValueError, match="'r' is already followed"):
             router.follow("r", Source("?", "tcp://127.0.0.1:1"))
@@ -268,20 +261,20 @@ async def test_changes_since_a_moment_are_remembered() -> None:
             router.follow("r", native(publisher))
             publisher.publish([chain(2)])
             await router.exact("r", 0)
-            before = router.feeds.moment("r")
+            before = router.of["r"].moment()
             assert before is not None and before.exact
             publisher.publish([BlockRemoved([KEYS[1]], "GPU"), chain(3, first=2)])
             await router.exact("r", 1)
-            assert router.feeds.has_changed("r", before, [KEYS[1]], stored=False)
-            assert router.feeds.has_changed("r", before, [KEYS[2]], stored=True)
-            assert router.feeds.has_changed("r", before, [KEYS[0]], stored=True) is False
-            now = router.feeds.moment("r")
+            assert router.of["r"].has_changed(before, [KEYS[1]], stored=False)
+            assert router.of["r"].has_changed(before, [KEYS[2]], stored=True)
+            assert router.of["r"].has_changed(before, [KEYS[0]], stored=True) is False
+            now = router.of["r"].moment()
             assert now is not None
-            assert router.feeds.has_changed("r", now, [KEYS[1]], stored=False) is False
+            assert router.of["r"].has_changed(now, [KEYS[1]], stored=False) is False
             publisher.publish([AllBlocksCleared()])
             await router.exact("r", 2)
-            assert router.feeds.has_changed("r", now, [KEYS[0]], stored=False)
-            assert router.feeds.has_changed("r", now, [KEYS[0]], stored=True) is None
+            assert router.of["r"].has_changed(now, [KEYS[0]], stored=False)
+            assert router.of["r"].has_changed(now, [KEYS[0]], stored=True) is None
 
 
 def test_more_changes_than_are_remembered_cannot_be_told() -> None:
@@ -295,7 +288,8 @@ def test_more_changes_than_are_remembered_cannot_be_told() -> None:
 def test_blocks_reused_after_a_loss_are_taken_when_all_events_must_have_come() -> None:
     index = PrefixIndex()
     slot = index.add()
-    feed = ReplicaFeed(index, slot, Source("r", "tcp://127.0.0.1:1", model="m"))
+    now_s = 100.0
+    feed = ReplicaFeed(index, slot, Source("r", "tcp://127.0.0.1:1", model="m"), clock=lambda: now_s)
     stream = feed.view.stream
     feed.view.perform(stream.connected(0.0))
     feed.view.perform(stream.live(0, encode_batch(EventBatch(0.0, [chain(2, native=False)])), 0.0))
@@ -303,11 +297,16 @@ def test_blocks_reused_after_a_loss_are_taken_when_all_events_must_have_come() -
     before = feed.moment()
     feed.view.perform(stream.live(5, encode_batch(EventBatch(0.0, [])), 0.0))
     assert index.match(KEYS, 1).gpu == {} and not stream.exact
-    assert not feed.found(before, KEYS[:2], 100.0, sure=False)  # it may have been removed in what is lost
-    assert feed.found(feed.moment(), KEYS[:2], 100.0, sure=False)
-    assert feed.tick(100.0 + SETTLED_S / 2)
+    feed.found(before, KEYS[:2], sure=False)
+    now_s += SETTLED_S
+    feed.tick()
+    assert index.match(KEYS, 1).gpu == {}, "it may have been removed in what is lost"
+    feed.found(feed.moment(), KEYS[:2], sure=False)
+    now_s += SETTLED_S / 2
+    feed.tick()
     assert index.match(KEYS, 1).gpu == {}
-    assert not feed.tick(100.0 + SETTLED_S)
+    now_s += SETTLED_S
+    feed.tick()
     assert index.match(KEYS, 1).gpu == {slot: 2}
 
 
@@ -315,10 +314,11 @@ class Late:
     """A feed that has joined an engine whose history is gone; its clock is the test's."""
 
     def __init__(self) -> None:
-        self.index = PrefixIndex()
-        self.feed = ReplicaFeed(self.index, self.index.add(), Source("r", "tcp://127.0.0.1:1", model="m"))
+        self.index, self.now_s = PrefixIndex(), 100.0
+        source = Source("r", "tcp://127.0.0.1:1", model="m")
+        self.feed = ReplicaFeed(self.index, self.index.add(), source, clock=lambda: self.now_s)
         self.feed.view.perform(self.feed.view.stream.connected(0.0))
-        self.seq, self.now_s = 7, 100.0
+        self.seq = 7
         self.publish()
 
     def publish(self, *events: KnownEvent) -> None:
@@ -328,9 +328,9 @@ class Late:
 
     def answered(self, since: Moment, blocks: int, *, sure: bool = True) -> int:
         """The blocks that are claimed once a hit of so many has been taken."""
-        self.feed.found(since, list(KEYS[:blocks]), self.now_s, sure=sure)
+        self.feed.found(since, list(KEYS[:blocks]), sure=sure)
         self.now_s += SETTLED_S
-        self.feed.tick(self.now_s)
+        self.feed.tick()
         return self.claimed
 
     @property
@@ -392,16 +392,20 @@ def test_hits_teach_no_more_blocks_than_the_pool_has() -> None:
 
 
 def test_an_exact_view_learns_nothing_from_hits() -> None:
-    index = PrefixIndex()
-    feed = ReplicaFeed(index, index.add(), Source("r", "tcp://127.0.0.1:1", model="m"))
+    index, now_s = PrefixIndex(), 0.0
+    feed = ReplicaFeed(index, index.add(), Source("r", "tcp://127.0.0.1:1", model="m"), clock=lambda: now_s)
     feed.view.perform(feed.view.stream.connected(0.0))
     feed.view.perform(feed.view.stream.live(0, encode_batch(EventBatch(0.0, [chain(1, native=False)])), 0.0))
-    assert feed.moment().exact and not feed.found(feed.moment(), KEYS[:3], 0.0, sure=True)
+    assert feed.moment().exact
+    feed.found(feed.moment(), KEYS[:3], sure=True)
+    now_s += SETTLED_S
+    feed.tick()
+    assert index.match(KEYS, 1).gpu == {0: 1}
 
 
 def test_a_cache_that_may_be_cleared_is_in_doubt_until_events_tell() -> None:
-    index = PrefixIndex()
-    feed = ReplicaFeed(index, index.add(), Source("r", "tcp://127.0.0.1:1", model="m"))
+    index, now_s = PrefixIndex(), 0.0
+    feed = ReplicaFeed(index, index.add(), Source("r", "tcp://127.0.0.1:1", model="m"), clock=lambda: now_s)
     stream = feed.view.stream
     feed.view.perform(stream.connected(0.0))
 
@@ -410,13 +414,15 @@ def test_a_cache_that_may_be_cleared_is_in_doubt_until_events_tell() -> None:
         return feed.moment().exact, index.match(KEYS, 1).gpu.get(0, 0)
 
     assert publish(0, chain(3, native=False)) == (True, 3)
-    feed.expect_clear(time.monotonic())
-    assert not feed.moment().exact and feed.state(0.0).partial
+    feed.expect_clear()
+    assert not feed.moment().exact and feed.state().partial
     assert publish(1) == (False, 3), "it may be of the time before"
     assert publish(2, AllBlocksCleared(), chain(1, native=False)) == (True, 1)
-    feed.expect_clear(time.monotonic() - SETTLED_S)
+    feed.expect_clear()
+    now_s += 2 * SETTLED_S
     assert publish(3, chain(2, 1, native=False)) == (True, 2), "it has cleared nothing"
-    feed.expect_clear(time.monotonic() - SETTLED_S)
+    feed.expect_clear()
+    now_s += 2 * SETTLED_S
     assert publish(5)[0] is False and feed.view.may_be_cleared, "the clear may be in the lost batch"
 
 
@@ -429,7 +435,7 @@ def test_a_replica_with_groups_is_matched_in_their_common_unit() -> None:
     feed = ReplicaFeed(index, index.add(), source)
     events: list[Event] = [grouped([2, 4], 0, "full_attention", 32), grouped([1, 2, 3, 4], 1, "sliding_window", 16)]
     feed.view.perform([Apply(0, encode_batch(EventBatch(0.0, events)))])
-    state = feed.state(0.0)
+    state = feed.state()
     assert (state.block_sizes, state.unknown, index.blocks(0)) == ((16,), {}, {"GPU": 6})
     keys = block_keys(range(64), 16, root_key("m", block_size=16))
     assert index.match(keys, 1, 4 * 16).gpu == {0: 4}
@@ -439,7 +445,7 @@ def test_a_replica_with_groups_is_matched_in_their_common_unit() -> None:
 def test_another_block_size_is_told_within_the_batch_that_shows_it() -> None:
     index, source = PrefixIndex(), Source("r0", "tcp://127.0.0.1:1", model="m")
     told: list[tuple[int, ...]] = []
-    feed = ReplicaFeed(index, index.add(), source, on_sizes=lambda: told.append(feed.state(0.0).block_sizes))
+    feed = ReplicaFeed(index, index.add(), source, on_sizes=lambda: told.append(feed.state().block_sizes))
     for number, (kind, size) in enumerate([("full_attention", 32), ("full_attention", 32), ("sliding_window", 16)]):
         event = grouped([number + 1], int(kind != "full_attention"), kind, size)
         feed.view.perform([Apply(number, encode_batch(EventBatch(0.0, [event])))])
@@ -450,4 +456,4 @@ def test_what_is_not_read_of_a_replicas_events_is_told() -> None:
     index, source = PrefixIndex(), Source("r0", "tcp://127.0.0.1:1", model="m")
     feed = ReplicaFeed(index, index.add(), source)
     feed.view.perform([Apply(0, msgspec.msgpack.encode([0.0, [{"type": "BlockInactive", "block_hashes": [1]}], 0]))])
-    assert feed.state(0.0).unknown == {"BlockInactive": 1}
+    assert feed.state().unknown == {"BlockInactive": 1}

@@ -14,7 +14,7 @@ from events.publisher import Publisher, PublisherConfig
 from events.sockets.curve import load_curve, write_keys
 from router.config import Kubernetes
 from router.members.discovery.collection import Cluster
-from router.members.feeds import Feeds
+from router.members.members import Members
 from tests.router.kubernetes_api import PODS, POOLS, SPACE, KubernetesApi, Object, pod, pool, port
 from tests.router.scripted import CHAT, Scripted, Served, chat, connect, named, served
 
@@ -223,13 +223,13 @@ async def test_events_of_pods_are_encrypted_with_the_keys_that_the_router_was_gi
         }
         async with cloud("a", asking=False, keys=keys) as made:
             made.put("a", annotations={"warmroute/engine": "openai"} | ports)
-            assert await heard_of(made.running.router.feeds, "a") is known
+            assert await heard_of(made.running.router.members, "a") is known
 
 
-async def heard_of(feeds: Feeds, name: str) -> bool:
+async def heard_of(members: Members, name: str) -> bool:
     """Tell whether its events arrive, by a clock that others on the machine may hold up."""
     until_s = asyncio.get_running_loop().time() + 3 * SOON_S
-    while (state := feeds.state(name)) is None or state.seq != 0:
+    while (member := members.by_name.get(name)) is None or member.feed_state is None or member.feed_state.seq != 0:
         if asyncio.get_running_loop().time() > until_s:
             return False
         await asyncio.sleep(0.01)

@@ -81,8 +81,7 @@ async def test_ranks_have_streams_loads_and_pools_of_their_own() -> None:
         first, second = running.member("e@dp0"), running.member("e@dp1")
         assert first.source.events != second.source.events and first.slot != second.slot
         await until(lambda: (first.candidate.running, second.candidate.running) == (3, 5), "metrics are read")
-        feeds = running.router.feeds._feeds
-        assert [feeds[one].view.resolver.capacity.gpu_blocks for one in ("e@dp0", "e@dp1")] == [100, 200]
+        assert [one.feed.view.resolver.capacity.gpu_blocks for one in (first, second)] == [100, 200]
 
 
 async def test_a_lost_address_is_lost_for_all_of_its_ranks() -> None:
@@ -168,7 +167,7 @@ async def test_a_socket_that_is_never_reached_is_named_and_nothing_is_called_exa
         assert not (decision["index_exact"] or decision["prediction_exact"])
         with Publisher(PublisherConfig(events=endpoint, model=MODEL)):
             await until(lambda: running.member("e").block_size != APPROXIMATE, "it is followed")
-            assert running.router.feeds.state("e").connected
+            assert running.member("e").feed_state.connected
 
 
 async def test_an_engine_that_cannot_tell_its_sockets_for_once_keeps_them() -> None:

@@ -275,17 +275,17 @@ async def test_one_replica_that_cannot_be_added_or_removed_stops_no_other(
 ) -> None:
     good, more = named("good"), named("more")
     async with good.running(), more.running(), served() as running:
-        upkeep, feeds = running.front.upkeep, running.router.feeds
+        upkeep, placement = running.front.upkeep, running.router.placement
         bad = ReplicaSpec(name="bad", url="http://127.0.0.1:1", engine="openai")
         broken = msgspec.structs.replace(bad, name="broken")
-        leave = feeds.leave
+        remove = placement.remove
 
-        def stumble(name: str) -> None:
-            if name == "bad":
+        def stumble(load: Any) -> None:
+            if load.candidate.name == "bad":
                 raise RuntimeError("leaving went wrong")
-            leave(name)
+            remove(load)
 
-        monkeypatch.setattr(feeds, "leave", stumble)
+        monkeypatch.setattr(placement, "remove", stumble)
         upkeep.apply({spec.name: spec for spec in (bad, broken, good.spec)})
         await until(lambda: MODEL in running.router.members.models, "the good one is known")
         upkeep.apply({"more": more.spec})
@@ -376,7 +376,7 @@ async def test_a_stream_that_cannot_be_followed_is_tried_again() -> None:
         async with served(odd, ready=False, replicas=(spec,), **OFTEN) as running:
             await until(lambda: running.member("odd").server.faults >= 3, "it fails again and again")
             assert running.member("odd").candidate.unavailable
-            assert running.member("odd").source is None and running.router.feeds.state("odd") is None
+            assert running.member("odd").source is running.member("odd").feed is None
 
 
 async def test_time_passes_for_the_others_when_one_goes_wrong(

@@ -1,5 +1,6 @@
-"""Each worker gets a part of the router's limits."""
+"""The workers of a router are peers of each other."""
 
+import mmap
 import os
 import tempfile
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 
 from api.process.cpus import usable_cpus
 from router.config import RouterConfig
-from router.process.server import MAX_BY_ITSELF, part_of, workers_of
+from router.process.server import MAX_BY_ITSELF, with_others, workers_of
 from router.tenants.shared_limits import SharedLimits
 from router.workers.processes import Place
 
@@ -16,19 +17,14 @@ CPUS = len(os.sched_getaffinity(0))
 
 
 def place(number: int, workers: int) -> Place:
+    serving = mmap.mmap(-1, 1)
+    serving[0] = workers
     with tempfile.TemporaryFile() as lock:
-        return Place(number, workers, Path("/run/here"), SharedLimits(workers, lock), replaces=False)
-
-
-def test_limits_are_divided_and_none_becomes_zero() -> None:
-    config = RouterConfig(max_connections=10, queue_size=1, message_cache_bytes=9, max_bodies_bytes=4, max_body_bytes=3)
-    part = part_of(config, place(1, 4))
-    assert (part.max_connections, part.queue_size, part.message_cache_bytes) == (3, 1, 2)
-    assert part.max_bodies_bytes == 3  # one body fits
+        return Place(number, workers, serving, Path("/run/here"), SharedLimits(workers, lock), joins=False)
 
 
 def test_workers_are_peers_of_each_other() -> None:
-    parts = [part_of(RouterConfig(), place(number, 3)) for number in range(3)]
+    parts = [with_others(RouterConfig(), place(number, 3)) for number in range(3)]
     ends = {part.peer_listen for part in parts}
     assert len(ends) == 3
     for part in parts:
@@ -38,7 +34,7 @@ def test_workers_are_peers_of_each_other() -> None:
 
 def test_with_other_routers_each_worker_has_a_port_of_its_own_and_hears_all_of_theirs() -> None:
     config = RouterConfig(peer_listen="tcp://10.0.0.1:5570", peers=("tcp://10.0.0.2:5570", "tcp://[fd00::2]:5570"))
-    part = part_of(config, place(1, 2))
+    part = with_others(config, place(1, 2))
     assert part.peer_listen == "tcp://10.0.0.1:5571"
     assert part.peers == (
         "tcp://10.0.0.1:5570",

@@ -46,6 +46,7 @@ async def pair(replica: Scripted, **config: Any) -> AsyncIterator[tuple[Served, 
         served(replica, peer_listen=ANY, peers=(endpoint(one),), **config) as other,
     ):
         await until(lambda: hears(other) == 1, "it is heard")
+        assert other.router.placement.outbox is None, "nobody listens to it"
         yield one, other
 
 
@@ -92,8 +93,8 @@ async def test_a_request_at_one_router_counts_at_the_other_while_it_runs() -> No
 
 
 async def test_a_request_waits_for_its_routers_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    replica = Scripted("r0", says(), native=True)
-    async with served(replica, peer_listen=ANY) as one, connect(one.port) as client:
+    async with pair(Scripted("r0", says(), native=True)) as (one, _), connect(one.port) as client:
+        await until(lambda: one.router.placement.outbox is not None, "it is listened to")
         asked: list[int] = []
 
         def pause_s(candidates: Sequence[Any]) -> float:
