@@ -4,23 +4,16 @@ import random
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-import torch
-from safetensors.torch import save_file
-
 from kernels.paged import LayerCache
-from replica.device.accelerator import Uploads
 from replica.device.build import new_caches
 from replica.device.memory import DeviceMemory
 from replica.device.sizes import Limits
 from replica.engine.engine import Engine
 from replica.messages import Output
 from replica.model.sizing import GIGABYTE
-from replica.model.weights import SINGLE_FILE, Weights
 from replica.runners.clock import WallClock
 from replica.tiers.mover import HostMemory, ThreadedMover
 from tests.gpu.engines import BLOCK, Made, config_of, finish, greedy, made, runner_of, submit, tokens
@@ -92,31 +85,7 @@ class Asker:
         return First(at_s[0] - began_s, outputs[0].cached_tokens, ids)
 
 
-def load(place: Place, table: Table) -> None:
-    """Weights from a file in the page cache, as a driver copies them by itself and through pinned memory."""
-    count, size = place.size((32, 4096), (3, 64))
-    with TemporaryDirectory() as folder:
-        made = {str(number): torch.full((size, size), float(number), dtype=torch.bfloat16) for number in range(count)}
-        save_file(made, Path(folder, SINGLE_FILE))
-        uploads = Uploads(place.accelerator())
-        ways = {"by the driver": lambda tensor: tensor.to(place.device), "through pinned memory": uploads.send}
-        taken: dict[str, list[float]] = {way: [] for way in ways}
-        whole = dict.fromkeys(ways, True)
-        for _ in range(ROUNDS):
-            for way, send in ways.items():
-                began_s = time.perf_counter()
-                with Weights(Path(folder), torch.bfloat16, send) as weights:
-                    found = [weights.take(name, size, size) for name in made]
-                place.synchronize()
-                taken[way].append(time.perf_counter() - began_s)
-                whole[way] &= all(bool((tensor == number).all()) for number, tensor in enumerate(found))
-        for way, seconds in taken.items():
-            table.check(f"weights {way} arrive whole", whole[way], f"{count} tensors, {ROUNDS} times", "all")
-            table.figure(f"{count * size * size * 2 / GIGABYTE:.2g} GB of weights {way}", seconds, "s")
-
-
 def run(place: Place, table: Table) -> None:
-    load(place, table)
     prefixes = place.size(PREFIXES, (32, 64))
     longest = max(prefixes) + OWN + BLOCK
     of = made(place, LLAMA31_8B, longest)
