@@ -230,13 +230,6 @@ SETTINGS: dict[str, list[Setting]] = {
             "The most of the cache that clients may keep by cache_control, to be given up last; 0: none.",
             flag=False,
         ),
-        engine(
-            "retained_tenant_share",
-            FiniteRange(0, 1, min_open=True),
-            "FRACTION",
-            "The most of retained_share for one tenant: the first 32 characters of a cache salt, or all without.",
-            flag=False,
-        ),
         engine("enable_prefix_caching", click.BOOL, "", "Skip the prefill of cached prefixes."),
         engine(
             "partial_reuse",
@@ -363,9 +356,6 @@ SETTINGS: dict[str, list[Setting]] = {
     "Log": [
         engine(
             "log_level", click.Choice(["debug", "info", "warning", "error"]), "LEVEL", "debug, info, warning or error."
-        ),
-        engine(
-            "log_interval", ABOVE_0, "SECONDS", "Log usage and hit rate this often.", field="log_interval_s", flag=False
         ),
     ],
 }

@@ -14,7 +14,7 @@ TTL_S = 300.0
 
 
 def small(**changes: Any) -> Engine:
-    return engine(num_blocks=BLOCKS, retained_share=0.5, retained_tenant_share=0.5, **changes)
+    return engine(num_blocks=BLOCKS, retained_share=0.5, **changes)
 
 
 def press(one: Engine) -> None:
