@@ -30,9 +30,11 @@ from api.process.settings import (
 from kernels.backends import NAMES as ATTENTION
 from replica.config import EngineConfig, ReplicaConfig
 from replica.model.sizing import CPU_KV_CACHE_GB
-from replica.settings.native_model import AUTO, DEVICES, DTYPES
 from replica.settings.sizes import HOST_SHARE
 
+AUTO = "auto"  # the type that the model's own configuration names
+DEVICES = (AUTO, "cpu", "cuda")
+DTYPES = (AUTO, "float32", "bfloat16", "float16")
 NATIVE_MAX_STEP_S = 0.5  # a replica says nothing for so long, and a router takes a second without a word for silence
 
 
