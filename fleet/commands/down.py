@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import click
 
 from fleet.commands.addresses import local_fleets
+from fleet.commands.addresses.local_fleets import fleet_argument
 from fleet.commands.client import FleetClient
-from fleet.commands.options import fleet_argument
 from fleet.commands.words import changes
 from fleet.control.record import View
 from fleet.display import Display

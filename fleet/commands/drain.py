@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection
 import click
 
 from api.process.settings import TEXT, FiniteRange
+from fleet.commands.addresses.local_fleets import fleet_options, locate
 from fleet.commands.client import FleetClient
-from fleet.commands.options import fleet_options, locate
 from fleet.control.record import ReplicaView
 from router.console.asking import Refused
 from router.console.formatting import count

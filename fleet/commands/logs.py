@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import click
 
+from fleet.commands.addresses.local_fleets import fleet_options, locate
 from fleet.commands.client import Poller
-from fleet.commands.options import fleet_options, locate
 from router.console.asking import Refused
 
 LINES = 100

@@ -8,8 +8,8 @@ import click
 from rich.console import Console
 from rich.live import Live
 
+from fleet.commands.addresses.local_fleets import fleet_argument, locate
 from fleet.commands.client import Poller
-from fleet.commands.options import fleet_argument, locate
 from fleet.commands.picture import Picture
 from fleet.commands.words import age_of
 from fleet.control.record import View
@@ -57,14 +57,9 @@ def status(which: str | None, fleet_key: str | None, as_json: bool, watch: bool)
 
 
 def pictured(poller: Poller, view: View, remark: str = "") -> Picture:
-    where = addresses(poller.routers, poller.fleet.url)
-    return Picture(view, time.time(), remark, where, idle_replicas(poller.routers))
-
-
-def addresses(routers: Sequence[str], controller: str) -> str:
-    """Name the routers on this machine, and the controller."""
+    routers = poller.routers
     named = f"router{'s' * (len(routers) > 1)} {', '.join(routers)}, " if routers else ""
-    return f"{named}controller {controller}"
+    return Picture(view, time.time(), remark, f"{named}controller {poller.fleet.url}", idle_replicas(routers))
 
 
 def show(console: Console, what: bytes | Picture) -> None:
@@ -113,18 +108,10 @@ PATIENCE_S = 1.0  # the fleet is shown without them rather than late
 
 def idle_replicas(routers: Sequence[str]) -> dict[str, str]:
     """Return the reason by name, for replicas that are idle at every router that answers."""
-    told = [found for url in routers if (found := _told(url)) is not None]
-    if not told:
-        return {}
-    first, *others = told
-    return {name: why for name, why in first.items() if all(name in other for other in others)}
-
-
-def _told(url: str) -> dict[str, str] | None:
-    """Ask one router; None if it does not answer, or demands a key."""
-    with Client(url, timeout_s=PATIENCE_S) as client:
-        try:
+    told: list[dict[str, str]] = []
+    for url in routers:
+        # A router that demands a key is left out, too.
+        with contextlib.suppress(click.ClickException), Client(url, timeout_s=PATIENCE_S) as client:
             replicas = client.get("/replicas", ReplicaList).replicas
-        except click.ClickException:
-            return None
-    return {one.name: one.idle for one in replicas if one.idle and one.available}
+            told.append({one.name: one.idle for one in replicas if one.idle and one.available})
+    return {name: why for name, why in told[0].items() if all(name in other for other in told)} if told else {}

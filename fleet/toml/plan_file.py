@@ -13,8 +13,7 @@ from api.model_files import read_bytes_of
 from engines import profile_of
 from fleet import plan
 from fleet.plan import FOREIGN, Engine, FleetPlan, ModelPlan, Resources
-from fleet.toml.lines import line_of
-from fleet.toml.mistakes import Mistake, nearest, shown, within
+from fleet.toml.mistakes import Mistake, line_of, nearest, shown, within
 from fleet.toml.options import OWN_OF_REPLICA, OWN_OF_ROUTER, foreign_words, own_words
 from replica.model.locate import DEMO, SMOLLM2, short_name
 from replica.settings import configure as replica_configure

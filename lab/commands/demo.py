@@ -6,9 +6,8 @@ from contextlib import ExitStack
 import click
 
 from api.process.options import option
-from fleet.commands.addresses.local_fleets import find, running_fleets
+from fleet.commands.addresses.local_fleets import find, fleet_argument, running_fleets
 from fleet.commands.client import FleetClient
-from fleet.commands.options import fleet_argument
 from router.process.setting_types import SECRET
 
 

@@ -70,17 +70,6 @@ def test_a_replica_that_is_gone_by_itself_is_begun_again(name: str) -> None:
     assert fleet.decide() == []
 
 
-def test_a_replica_that_was_gone_and_then_is_not_wanted_is_not_begun_to_be_stopped() -> None:
-    fleet = Fleet(M)
-    fleet.gone("m-1")
-    fleet.it.scale("m", 2)
-    assert fleet.decide() == []
-    assert list(fleet.it.replicas) == ["m-0", "m-2"]
-    fleet.gone("m-2")
-    fleet.it.end()
-    assert told(fleet.decide()) == ["-m-0"]
-
-
 def test_models_with_colliding_names_have_their_own_replicas() -> None:
     fleet = Fleet(but(M, name="a/b", replicas=2), but(M, name="a-b", replicas=2))
     assert [(name, task.plan.name) for name, task in fleet.there.items()] == [

@@ -1,9 +1,8 @@
 """Restarts, changed plans, and restored controllers: the fleet reaches its desired state, one by one."""
 
-import msgspec
 import pytest
 
-from fleet.control.reconcile import Kept, Reconciler, Stop, UnknownName
+from fleet.control.reconcile import Stop, UnknownName
 from fleet.plan import Autoscale
 from tests.fleet.reconciled import Fleet, M, but, report, told
 
@@ -41,14 +40,6 @@ def test_with_a_surge_as_many_as_are_wanted_always_serve() -> None:
     assert sorted(fleet.there) == ["m-1", "m-2"] and fleet.generations() == [1, 1]
 
 
-def test_the_surge_of_one_restart_is_not_that_of_the_next_change() -> None:
-    fleet = Fleet(but(M, replicas=1))
-    fleet.it.restart("m", surge=1)
-    fleet.settle()
-    fleet.want(but(M, replicas=1, options=("--new",)))
-    assert fleet.settle() == ["-m-1", "+m-0"]
-
-
 def test_a_new_replica_that_fails_stops_the_restart_until_it_is_well() -> None:
     fleet = Fleet(M)
     fleet.it.restart("m")
@@ -68,70 +59,6 @@ def test_an_old_replica_that_fails_is_replaced_first_for_nothing_is_lost_with_it
     fleet.failing("m-0")
     fleet.it.restart("m")
     assert fleet.settle() == ["-m-0", "+m-0", "-m-2", "+m-2", "-m-1", "+m-1"]
-
-
-def test_an_old_replica_whose_host_does_not_answer_may_serve_anyway() -> None:
-    fleet = Fleet(M)
-    fleet.it.restart("m")
-    fleet.decide()
-    fleet.leave("m-2")
-    fleet.decide()
-    fleet.it.lost("m-0", "its node does not answer")
-    assert fleet.decide() == [], "m-2 is not ready yet"
-    fleet.ready("m-2")
-    assert told(fleet.decide()) == ["-m-0"], "all other replicas serve"
-
-
-def test_a_replica_that_an_operator_drains_does_not_count_as_serving() -> None:
-    fleet = Fleet(but(M, replicas=2))
-    fleet.it.drain("m-0")
-    fleet.it.restart("m")
-    assert told(fleet.decide()) == ["-m-0"]
-    fleet.leave()
-    assert told(fleet.decide()) == ["+m-0"]
-    fleet.ready("m-0")
-    fleet.it.drain("m-0")
-    assert fleet.decide() == [], "no replica would be left to serve"
-    fleet.it.drain("m-0", wanted=False)
-    assert told(fleet.decide()) == ["-m-1"]
-
-
-def test_scaled_up_during_a_restart_the_additional_ones_are_new_already() -> None:
-    fleet = Fleet(M)
-    fleet.it.restart("m")
-    fleet.decide()
-    fleet.it.scale("m", 5)
-    assert told(fleet.decide()) == ["+m-3", "+m-4"]
-    story = fleet.settle()
-    assert [each for each in story if each[0] == "-"] == ["-m-1", "-m-0"]
-    assert fleet.generations() == [1] * 5
-
-
-def test_scaled_down_during_a_restart_the_old_ones_leave_first() -> None:
-    fleet = Fleet(M)
-    fleet.it.restart("m")
-    fleet.decide()
-    fleet.leave()
-    fleet.decide()
-    fleet.ready()
-    fleet.it.scale("m", 1)
-    assert told(fleet.decide()) == ["-m-0", "-m-1"]
-    assert fleet.settle() == []
-    assert list(fleet.there) == ["m-2"] and fleet.generations() == [1]
-
-
-def test_an_excess_replica_leaves_before_the_next_restart() -> None:
-    fleet = Fleet(but(M, replicas=4))
-    fleet.it.restart("m")
-    fleet.it.scale("m", 3)
-    assert told(fleet.decide()) == ["-m-3"]
-    assert fleet.decide() == [], "the old replica is still draining"
-    fleet.leave()
-    assert told(fleet.decide()) == ["-m-2"]
-    fleet.leave()
-    assert told(fleet.decide()) == ["+m-2"]
-    fleet.it.scale("m", 2)
-    assert told(fleet.decide()) == ["-m-2"], "the new replica is not ready, so no other one leaves"
 
 
 # ---- other plans
@@ -199,18 +126,6 @@ def test_a_model_that_is_not_wanted_any_more_leaves() -> None:
         fleet.it.scale("m", 1)
 
 
-@pytest.mark.parametrize("decides", [False, True])
-def test_a_model_that_was_taken_out_and_comes_back_otherwise_is_begun_by_its_new_plan(decides: bool) -> None:
-    fleet = Fleet(M)
-    fleet.want()
-    if decides:
-        fleet.decide()
-    changed = but(M, replicas=1, options=("--new",))
-    fleet.want(changed)
-    fleet.settle()
-    assert [task.plan for task in fleet.there.values()] == [changed]
-
-
 def test_at_the_end_everything_leaves_and_nothing_is_begun() -> None:
     fleet = Fleet(M, but(M, name="k", replicas=1))
     fleet.it.restart("m", surge=1)
@@ -271,56 +186,3 @@ def test_a_restored_controller_restarts_nothing_and_repeats_its_stops() -> None:
     assert [member["draining"] for member in fleet.it.members()] == [True, False]
     fleet.leave()
     assert fleet.decide() == []
-
-
-def test_a_restored_controller_keeps_members_it_has_not_heard_from() -> None:
-    """In the middle of a restart, while the new one starts: whoever looks unready then may be all that serves."""
-    fleet = Fleet(M)
-    fleet.it.restart("m")
-    fleet.decide()
-    fleet.leave("m-2")
-    fleet.decide()
-    fleet.restore()
-    assert fleet.decide() == []
-    fleet.ready("m-0")
-    assert fleet.decide() == []
-    fleet.it.lost("m-1", "no answer yet")
-    assert fleet.decide() == []
-    fleet.ready("m-1", "m-2")
-    assert told(fleet.decide()) == ["-m-1"]
-
-
-@pytest.mark.parametrize("surge", [0, 1, 2])
-@pytest.mark.parametrize("restored_at", range(12))
-def test_a_restart_continues_wherever_the_controller_was_restarted(surge: int, restored_at: int) -> None:
-    undisturbed, fleet = Fleet(M), Fleet(M)
-    stories = []
-    for each in (undisturbed, fleet):
-        each.it.restart("m", surge=surge)
-        story: list[str] = []
-        for step in range(20):
-            story += told(each.decide())
-            if each is fleet and step == restored_at:
-                each.restore()
-                again = told(each.decide())
-                assert set(again) <= set(story) and all(one[0] == "-" for one in again)
-            each.ready(*(name for name in each.there if name not in each.stopping))
-            each.leave()
-        stories.append(story)
-    assert stories[0] == stories[1]
-    assert fleet.generations() == [1, 1, 1]
-
-
-def test_what_is_kept_is_all_that_is_kept() -> None:
-    fleet = Fleet(M, but(M, name="k", replicas=1))
-    fleet.it.restart("m", surge=1)
-    fleet.it.scale("k", 2)
-    fleet.it.drain("k-0")
-    fleet.decide()
-    kept = msgspec.json.encode(fleet.it.kept())
-    fleet.restore()
-    assert msgspec.json.encode(fleet.it.kept()) == kept
-    fleet.it.end()
-    assert not Reconciler(msgspec.json.decode(kept, type=Kept)).ending
-    fleet.restore()
-    assert fleet.it.ending

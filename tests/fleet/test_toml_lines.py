@@ -5,7 +5,7 @@ import tomllib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.toml.lines import Path, line_of
+from fleet.toml.mistakes import Path, line_of
 
 TEXT = '''\
 # a comment with [brackets] and = signs

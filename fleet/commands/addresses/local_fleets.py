@@ -8,16 +8,18 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import click
 import msgspec
 from msgspec import Meta, Struct
 
-from fleet.commands.addresses.address import example
+from api.process.options import SettingOption
+from fleet.commands.addresses.address import FleetAddress, example, optional_argument
+from router.process.setting_types import SECRET
 
 FOLDER_PREFIX = "warmroute-"  # nothing with another name is ever removed
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -209,3 +211,42 @@ def _port_of(url: str) -> int | None:
 
 def _say(text: str) -> None:
     click.echo(f"Note: {text}", err=True)
+
+
+# ---- the options that name a fleet
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def fleet_options(command: Command) -> Command:
+    """`--fleet` and `--fleet-key`, the parameters `which` and `fleet_key`."""
+    key = click.option(
+        "--fleet-key",
+        cls=SettingOption,
+        type=SECRET,
+        metavar="KEY",
+        envvar="WARMROUTE_FLEET_KEY",
+        help="The fleet's key. Better given as WARMROUTE_FLEET_KEY.  [default: stored for this user's fleets on "
+        "this machine]",
+    )
+    fleet = click.option(
+        "--fleet",
+        "which",
+        cls=SettingOption,
+        type=FleetAddress(),
+        metavar="ADDRESS",
+        envvar="WARMROUTE_FLEET",
+        help="The fleet: its router's PORT on this machine, or its controller's URL or HOST:PORT.  "
+        "[default: the only fleet on this machine]",
+    )
+    return fleet(key(command))
+
+
+def fleet_argument(command: Command) -> Command:
+    """The fleet as the first argument or as --fleet, and its key."""
+    return optional_argument("fleet", "which", FleetAddress())(fleet_options(command))
+
+
+def locate(which: str | None, fleet_key: str | None) -> Where:
+    where = find(which)
+    return where if fleet_key is None else where._replace(key=fleet_key)
