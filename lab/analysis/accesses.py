@@ -4,7 +4,6 @@ Block numbers become dense, in order of first appearance. A number names its blo
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
 from itertools import chain, count
 from typing import TypeAlias
 
@@ -72,9 +71,6 @@ def earlier_of(numbers: Integers) -> Integers:
     return earlier
 
 
-FACTORS = (1, 2, 4, 8, 16)
-
-
 class Sharing(Struct, frozen=True):
     """Blocks are full ones. `shared_blocks` are used by two or more, `reusable_blocks` is every further use."""
 
@@ -90,14 +86,6 @@ class Sharing(Struct, frozen=True):
     longest_blocks: int  # the most that a prompt takes, the last one counted if it is only begun
     shared_prefix_tokens: float  # a request's, on the average
     sharing_requests: int  # those that find anything
-
-
-class Coarser(Struct, frozen=True):
-    """The hit rate with blocks `factor` times as large."""
-
-    factor: int
-    block_tokens: int
-    hit_rate: float
 
 
 def sharing_of(accesses: Accesses) -> Sharing:
@@ -121,14 +109,3 @@ def sharing_of(accesses: Accesses) -> Sharing:
         shared_prefix_tokens=saved_tokens / requests,
         sharing_requests=int(np.count_nonzero(found)),
     )
-
-
-def coarser(accesses: Accesses, factors: Sequence[int] = FACTORS) -> Iterator[Coarser]:
-    """Yield hit rates with larger blocks: one is shared if its last part is, which names everything before it."""
-    is_again = earlier_of(accesses.numbers) != NOTHING
-    ends = accesses.depths + 1
-    for factor in factors:
-        size = accesses.block_tokens * factor
-        findable = np.repeat((accesses.input_tokens - 1) // size, accesses.lengths)
-        hits = np.count_nonzero(is_again & (ends % factor == 0) & (ends // factor <= findable))
-        yield Coarser(factor, size, int(hits) * size / accesses.tokens)

@@ -179,7 +179,6 @@ class EndpointResult(Struct, frozen=True):
     rounds: list[Figures]
     own: list[Overhead]  # the load generator's own, round by round
     unfinished: int
-    idle: dict[str, str | None] = {}  # a router's replicas that have answered nothing, and why
 
 
 class Result(Struct, frozen=True):

@@ -1,25 +1,19 @@
 """A whole measurement: probes the endpoints, runs the rounds in turn, and sums up."""
 
-import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
-import msgspec
 import uvloop
 
 from lab.bench.client import Endpoint
 from lab.bench.figures import FORMAT, EndpointResult, Result, compare, figures, machine, warnings
 from lab.bench.load import Limits, LoadGenerator, RunResult
 from lab.bench.probe import Probe, RequestSettings, probe
-from lab.bench.words import Words
+from lab.bench.prompts import Words
 from lab.bench.workloads import Arrival
-from router.members.broken import Broken
 from router.members.spec import Target
-from router.responses import ReplicaList
-
-PATIENCE_S = 2.0  # a question beside the measurement may take so long
 
 
 class Plan(NamedTuple):
@@ -39,7 +33,6 @@ class Measured(NamedTuple):
     probes: list[Probe]
     ran: list[list[RunResult]]
     interrupted: bool
-    idle: list[dict[str, str | None]]  # each endpoint has a row: its replicas without work now, and why
 
 
 OnLoad = Callable[[LoadGenerator, Target, int], object]  # the last argument is the number of the round
@@ -69,22 +62,10 @@ async def _measure(plan: Plan, on_load: OnLoad) -> Measured:
             ran[which].append(await load.run())
             if interrupted := ran[which][-1].was_interrupted:
                 break
-        idle = [await _idle(endpoint) for endpoint in endpoints]
-        return Measured(began, [each for _, each in ready], ran, interrupted, idle)
+        return Measured(began, [each for _, each in ready], ran, interrupted)
     finally:
         for endpoint in endpoints:
             endpoint.close()
-
-
-async def _idle(endpoint: Endpoint) -> dict[str, str | None]:
-    """Ask a router of ours which replicas have no work, and why; empty for other endpoints."""
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            answer = await endpoint.get("/replicas")
-        replicas = msgspec.json.decode(answer.body, type=ReplicaList).replicas
-    except (TimeoutError, Broken, msgspec.DecodeError, UnicodeDecodeError):
-        return {}
-    return {one.name: one.idle for one in replicas if not one.load.in_flight}
 
 
 # ---- summing up
@@ -99,13 +80,8 @@ def summed_up(plan: Plan, found: Measured, settings: dict[str, Any]) -> Result:
             rounds=[figures([one.outcomes]) for one in ran],
             own=[one.own for one in ran],
             unfinished=sum(one.unfinished for one in ran),
-            idle={
-                name: why
-                for name, why in idle.items()
-                if all(name != one.replica for run in ran for one in run.outcomes)
-            },
         )
-        for target, each, ran, idle in zip(plan.targets, found.probes, found.ran, found.idle, strict=True)
+        for target, each, ran in zip(plan.targets, found.probes, found.ran, strict=True)
     ]
     finished = []  # the figures of the rounds that both endpoints finished
     if len(endpoints) > 1:

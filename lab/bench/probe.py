@@ -9,9 +9,8 @@ from msgspec import Struct
 from api.process.settings import Unusable
 from events.tool.words import printable
 from lab.bench.client import Endpoint, Outcome, error_text
-from lab.bench.prompts import DIALECTS, Form
-from lab.bench.words import Passage, Words
-from lab.bench.workloads import Conversation, Turn
+from lab.bench.prompts import DIALECTS, Form, Words
+from lab.bench.workloads import Conversation, Passage, Turn
 from router.members.broken import Broken
 from router.members.spec import Target, parse_target
 

@@ -9,13 +9,11 @@ from rich.progress import Progress
 
 from events.tool.words import number, printable, seconds
 from fleet.display import Display
-from lab.bench.figures import EndpointResult, Figures, Result
+from lab.bench.figures import EndpointResult, Result
 from lab.bench.load import LoadGenerator
 from lab.percentiles import percentile
 from lab.writing import UNKNOWN, aligned
 from router.members.spec import Target
-
-MAX_REASONS = 3  # why a replica is idle, with a line each
 
 
 def lines(result: Result) -> Iterator[str]:
@@ -71,22 +69,13 @@ def _endpoint(endpoint: EndpointResult) -> Iterator[str]:
     for kind, count in found.errors.items():
         example = found.examples.get(kind, "")
         yield f"  {count:,} x {kind}{f': {printable(example)}' if example else ''}"
-    yield from _replicas(found, endpoint.idle)
-
-
-def _replicas(found: Figures, idle: dict[str, str | None]) -> Iterator[str]:
     if found.replicas:
-        rows = [("replica", "requests", "share", "cached", "TTFT p50", "p99")]
-        for name, own in found.replicas.items():
-            hits = UNKNOWN if own.hit_rate is None else f"{own.hit_rate:.1%}"
-            times = (_seconds(own.ttft_s.p50), _seconds(own.ttft_s.p99))
-            rows.append((printable(name), f"{own.requests:,}", f"{own.share:.1%}", hits, *times))
-        yield from aligned([*rows, *((printable(name), "0", "0.0%", *[UNKNOWN] * 3) for name in idle)])
-    reasons = [(name, why) for name, why in idle.items() if why is not None]
-    for name, why in reasons[:MAX_REASONS]:
-        yield f"{printable(name)} idle: {printable(why)}"
-    if len(reasons) > MAX_REASONS:
-        yield f"{len(reasons) - MAX_REASONS} more are idle; warmroute top says why"
+        table = [("replica", "requests", "share", "cached", "TTFT p50", "p99")]
+        for name, one in found.replicas.items():
+            hits = UNKNOWN if one.hit_rate is None else f"{one.hit_rate:.1%}"
+            times = (_seconds(one.ttft_s.p50), _seconds(one.ttft_s.p99))
+            table.append((printable(name), f"{one.requests:,}", f"{one.share:.1%}", hits, *times))
+        yield from aligned(table)
 
 
 def _seconds(value: float | None) -> str:

@@ -9,7 +9,6 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from lab.bench.words import Passage
 from lab.trace.requests import Trace
 
 BURST_SHAPE = 0.25  # the shape of a gamma distribution: the deviation of the gaps is twice their mean
@@ -18,6 +17,13 @@ GAPS: dict[str, Callable[[random.Random], float]] = {  # 1 on average
     "constant": lambda chance: 1.0,  # noqa: ARG005
     "bursty": lambda chance: chance.gammavariate(BURST_SHAPE, 1 / BURST_SHAPE),
 }
+
+
+class Passage(NamedTuple):
+    """Equal names, equal text; where it is cut short, its beginning."""
+
+    name: str
+    tokens: int
 
 
 class Turn(NamedTuple):

@@ -10,8 +10,8 @@ from api.process.options import option
 from api.process.settings import FiniteRange, Unusable
 from fleet.display import progress
 from lab.size import CONFIGS, config_of
-from lab.trace.enough import too_short
 from lab.trace.formats import is_log, read_log, read_trace
+from lab.trace.requests import too_short
 from replica.model.sizing import kv_bytes_per_token
 
 SHARE = FiniteRange(min=0, max=1, min_open=True)
@@ -65,8 +65,7 @@ def analyze(
     if model is not None:
         config = config_of(model)
         kv_bytes = kv_bytes_per_token(config.num_layers, config.num_kv_heads, config.head_dim, config.dtype)
-    from lab.analysis import report
-    from lab.analysis.analysis import AnalysisOptions, analysis_of
+    from lab.analysis.analysis import AnalysisOptions, analysis_of, lines
     from lab.analysis.breaks.prompts import read_prompts
 
     chosen = AnalysisOptions(kv_bytes_per_token=kv_bytes, **options)
@@ -86,4 +85,4 @@ def analyze(
         click.echo(f"Note: {why}", err=True)
     with progress("analyzing", 1):
         found = analysis_of(trace, read, chosen)
-    click.echo(msgspec.json.encode(found).decode() if as_json else "\n".join(report.lines(found)))
+    click.echo(msgspec.json.encode(found).decode() if as_json else "\n".join(lines(found)))

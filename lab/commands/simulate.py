@@ -11,14 +11,12 @@ from api.process.options import F, option
 from api.process.settings import FiniteRange, Unusable
 from fleet.display import progress
 from lab.commands.common import check_options, counting, given_options
-from lab.incident import report as incident
-from lab.incident.replay import replay
-from lab.simulation import report
+from lab.incident import replay as incident
+from lab.simulation import comparison
 from lab.simulation.comparison import BOUNDS, compared
 from lab.simulation.settings import Settings
-from lab.trace.enough import too_short
 from lab.trace.formats import read_trace
-from lab.trace.requests import at_rate, coarsened, sped_up
+from lab.trace.requests import at_rate, coarsened, sped_up, too_short
 from router.placement.policy import POLICIES
 
 DEFAULTS = Settings()
@@ -48,7 +46,7 @@ EXCLUDES = [("speed", "load"), *((name, "events") for name in OF_EVENTS)]
 def fleet_option(flag: str, metavar: str, help: str, field: str, kind: click.ParamType[Any]) -> Callable[[F], F]:
     """Make an option for a field of Settings; a default that changes nothing is not shown."""
     default = getattr(DEFAULTS, field)
-    return option(flag, metavar, help, name=field, type=kind, default=default, show_default=(default or 0) > 1)
+    return option(flag, metavar, help, name=field, type=kind, default=default, show_default=default > 1)
 
 
 @click.command()
@@ -78,7 +76,6 @@ def fleet_option(flag: str, metavar: str, help: str, field: str, kind: click.Par
 @fleet_option("--event-loss", "P", "Share of lost batches.", "event_loss", SHARE)
 @fleet_option("--rate-error", "P", "Half of the replicas overstate their rate by this share.", "rate_error", SHARE)
 @fleet_option("--routers", "N", "Routers that take turns.", "routers", click.IntRange(1, 64))
-@fleet_option("--peer-delay", "S", "Routers tell each other what they sent, S seconds later.", "peer_delay_s", SECONDS)
 @option("--recording", "FILE", "Replay: a recording of the replicas' events.", type=FILE)
 @option("--requests", "LOG", "Replay: the router's request log.", name="log", type=FILE)
 @option("--source", "NAME=ENDPOINT", "Replay: a replica of the log and its source.", name="sources", multiple=True)
@@ -150,7 +147,9 @@ def simulate(
                 raise Unusable(f"--source: {each!r} is not NAME=ENDPOINT, a replica of the log and its source")
         named = dict(each.split("=", 1) for each in sources)
         with progress("replaying", 100) as tell:
-            told = replay(recording, log, policy=policies[0] if policy else None, sources=named, on_progress=tell)
+            told = incident.replay(
+                recording, log, policy=policies[0] if policy else None, sources=named, on_progress=tell
+            )
         click.echo(msgspec.json.encode(incident.as_json(told)) if as_json else "\n".join(incident.lines(told)))
         ctx.exit(0 if told.is_same else 1)
     if path is None:
@@ -179,6 +178,6 @@ def simulate(
             trace, settings, policies, seeds=seeds, jitter_s=jitter, bounds=not no_bounds, on_request=on_request
         )
     if as_json:
-        click.echo(msgspec.json.encode(report.as_json(trace, settings, rows)))
+        click.echo(msgspec.json.encode(comparison.as_json(trace, settings, rows)))
     else:
-        click.echo("\n".join(report.lines(trace, settings, rows)))
+        click.echo("\n".join(comparison.lines(trace, settings, rows)))

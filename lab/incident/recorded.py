@@ -16,7 +16,7 @@ from events.source import Record, Source
 from events.view import CacheView
 from lab.incident.comparison import Beside, beside
 from lab.incident.facts import Fact, Run, Survey, status_of
-from lab.replay.state import ReplayState, ReplicaReplay
+from lab.replay import ReplayState, ReplicaReplay
 from router.log_lines import Decided, LogLine, Report, Sending, Weighed
 from router.members.feed import ReplicaFeed
 from router.placement.ages import CacheAges, Reuse

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from events.native import Load
-from lab.replay.agenda import Agenda
+from lab.replay import Agenda
 from lab.simulation.job import MODEL, Job
 from lab.simulation.replica import Observer
 from lab.simulation.settings import Settings

@@ -1,4 +1,4 @@
-"""Routers, replicas and the messages between them, in virtual time."""
+"""Routers and replicas in virtual time."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -8,7 +8,7 @@ from random import Random
 from msgspec.structs import replace
 
 from events.messages import KnownEvent
-from lab.replay.agenda import Agenda
+from lab.replay import Agenda
 from lab.simulation.engine import EngineReplica
 from lab.simulation.job import Job, jobs_of
 from lab.simulation.replica import FifoReplica, SimulatedReplica, readable_blocks
@@ -16,7 +16,6 @@ from lab.simulation.router import SimulatedRouter
 from lab.simulation.settings import Settings
 from lab.trace.requests import Trace
 from replica.cache.chain import Chain
-from router.placement.outbox import RUNNING_S, PeerBatch
 
 REPORT_INTERVAL_S = 0.25  # replica.process has the same
 LONGEST_GAP_S = 120.0  # the limit in a closed loop: nobody simulates the night until a user comes back
@@ -35,15 +34,7 @@ class SimulatedFleet:
             kind(number, settings, block_tokens, self.agenda, self) for number in numbers
         ]
         self.routers = [
-            SimulatedRouter(
-                policy,
-                settings,
-                block_tokens,
-                number=number,
-                seed=seed + number,
-                wake=partial(self._tell_within, number),
-            )
-            for number in range(settings.routers)
+            SimulatedRouter(policy, settings, block_tokens, seed=seed + number) for number in range(settings.routers)
         ]
         self._reports = [False] * settings.replicas  # whether a report is due
         self._held_back: list[list[KnownEvent]] = [[] for _ in numbers]  # lost batches, delivered with the next one
@@ -69,13 +60,6 @@ class SimulatedFleet:
         while self.left and self.agenda.step():
             pass
         assert not self.left, f"{self.left} requests wait for ever"
-
-    def joins(self, number: int, at_s: float, until_then: str) -> None:
-        """Let a replica take requests only from a time on. `until_then`: the reason why not before."""
-        for router in self.routers:
-            candidate = router.candidates[number]
-            candidate.unavailable = until_then
-            self.agenda.at(at_s, partial(setattr, candidate, "unavailable", None))
 
     def arrive(self, job: Job, on_request: Callable[[], None] = lambda: None) -> None:
         job.router = job.number % len(self.routers)
@@ -139,28 +123,6 @@ class SimulatedFleet:
         if load.queued_prefill_tokens:
             self._report_soon(number)
 
-    # ---- what routers tell each other
-
-    def _tell_within(self, router: int, seconds: float) -> None:
-        self.agenda.after(seconds, partial(self._tell, router))
-
-    def _tell(self, router: int) -> None:
-        delay_s, outbox = self._settings.peer_delay_s, self.routers[router].placement.outbox
-        assert delay_s is not None and outbox is not None, "only then it has something to tell"
-        batches = outbox.take(self.agenda.now_s, self.agenda.now_s)
-        for other in range(len(self.routers)):
-            if other != router:
-                heard = [batch for batch in batches if self._chance.random() >= self._settings.peer_loss]
-                self.agenda.after(delay_s, partial(self._told, other, heard))
-        if batches and self.left:
-            self.agenda.after(RUNNING_S, partial(self._tell, router))  # lost news are put right
-
-    def _told(self, router: int, batches: Sequence[PeerBatch]) -> None:
-        now_s, inbox = self.agenda.now_s, self.routers[router].inbox
-        have_room = [inbox.hear(batch, now_s, now_s) for batch in batches]
-        if any(have_room):
-            self._place_waiting(router)
-
     # ---- what replicas do
 
     def published(self, replica: int, events: Sequence[KnownEvent]) -> None:
@@ -200,10 +162,7 @@ class SimulatedFleet:
             self._over(job)
         else:
             self._place_or_wait(job.whole)
-        self._place_waiting(job.router)
-
-    def _place_waiting(self, router: int) -> None:
-        for waiting in self.routers[router].with_room(self.agenda.now_s):
+        for waiting in router.with_room(self.agenda.now_s):
             self._place(waiting)
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 from events.messages import KnownEvent
 from events.native import Load
-from lab.replay.agenda import Agenda
+from lab.replay import Agenda
 from lab.simulation.job import MODEL, Job
 from lab.simulation.settings import Settings
 from replica.cache.block_pool import BlockPool

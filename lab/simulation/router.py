@@ -1,10 +1,10 @@
 """A router of the simulated fleet: the shipped placement and queue for room, without HTTP."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from events.cache.resolver import Resolver
 from events.messages import KnownEvent
-from lab.replay.state import ReplayState, ReplicaReplay
+from lab.replay import ReplayState, ReplicaReplay
 from lab.simulation.job import MODEL, Job
 from lab.simulation.settings import Settings
 from replica.messages import KVSource
@@ -12,23 +12,11 @@ from router.placement.cost import Half, Question, Tenant
 from router.placement.decision import Decision
 from router.placement.elsewhere import fetch, split, why_not_at_all
 from router.placement.index import APPROXIMATE, APPROXIMATE_TOKENS
-from router.placement.outbox import Outbox
 from router.placement.waiting import STEP_S, Waiting
-from router.workers.peer_inbox import Inbox
 
 
 class SimulatedRouter(ReplayState):
-    def __init__(
-        self,
-        policy: str,
-        settings: Settings,
-        block_tokens: int,
-        *,
-        seed: int,
-        number: int = 0,
-        wake: Callable[[float], None] = lambda _: None,
-    ) -> None:
-        """`number`: among its peers. `wake` is called with the seconds within which to take from its `outbox`."""
+    def __init__(self, policy: str, settings: Settings, block_tokens: int, *, seed: int) -> None:
         guesses = APPROXIMATE_TOKENS // block_tokens
         super().__init__(policy, approximate_blocks=guesses, optimistic=settings.optimistic, seed=seed)
         self.waiting: Waiting[Job] = Waiting(settings.queue_size)
@@ -46,10 +34,6 @@ class SimulatedRouter(ReplayState):
         self._slots = {self._block_size: sum(1 << candidate.slot for candidate in self.candidates)}
         self._resolvers = [Resolver(MODEL, native=True) for _ in names]
         self._tenants: set[Tenant | None] = set()
-        loads = {name: replica.load for name, replica in zip(names, self.replicas, strict=True)}
-        self.inbox = Inbox(self.placement, loads.get, own=number)
-        if settings.peer_delay_s is not None:
-            self.placement.outbox = Outbox(number, wake)
 
     def heard(self, replica: int, events: Sequence[KnownEvent]) -> None:
         for change in self._resolvers[replica].apply(events):

@@ -5,7 +5,7 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lab.replay.state import CONFIG
+from lab.replay import CONFIG
 from lab.trace.requests import Trace, TraceRequest
 from replica.cache.lower import DISK, HOST
 from replica.cache.moves import PULLED
@@ -36,8 +36,6 @@ class Settings(Struct, frozen=True, kw_only=True):
     closed_loop: bool = False  # a session's turn comes when the one before has ended and its gap is over
     ranked: bool = True  # replicas compute prompts in the order of the router's priorities
     routers: int = 1
-    peer_delay_s: float | None = None  # the delay of what routers tell each other; None: they tell nothing
-    peer_loss: float = 0.0  # share of what they tell that is lost
     replica_limit: int = CONFIG.replica_limit  # requests of one router at a replica; 0: no limit
     queue_size: int = CONFIG.queue_size  # the queue of one router
     queue_timeout_s: float = CONFIG.queue_timeout_s

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import router.placement.effects
-from lab.simulation.comparison import Outcome, compared
-from lab.simulation.report import duration
+from lab.simulation.comparison import Outcome, compared, duration
 from lab.simulation.settings import DEFAULT_CAPACITY_TOKENS, Settings
 from lab.trace.formats import read_trace
 from lab.trace.requests import Trace, at_rate, coarsened

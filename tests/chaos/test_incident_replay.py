@@ -13,8 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from lab.commands.simulate import simulate
-from lab.incident.replay import IncidentReplay, replay
-from lab.incident.report import lines
+from lab.incident.replay import IncidentReplay, lines, replay
 from lab.trace.formats import read_log, read_trace
 from tests.chaos.routers import fleet, http_client, router
 from tests.events.processes import Tool, tool, wait_until

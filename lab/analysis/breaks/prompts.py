@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Raw, Struct
 
+from api.prompts.billing import BILLING_HEADER
 from router.log_lines import LogLine
 
 LEADING_ROLES = ("system", "developer")
@@ -31,7 +32,6 @@ class Prompt(NamedTuple):
     rest: tuple[Piece, ...]
     tokens: int
     moved: tuple[str, ...] = ()  # to the end, by a repair
-    cached_tokens: int | None = None  # the replica's figure
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
@@ -90,6 +90,8 @@ def _prompts(line: LogLine, packed: bytes, known: dict[str, str]) -> Iterator[Pr
         pieces = []
         for message in body.messages:
             text = "\n".join([_content(message.content), *(bytes(call).decode() for call in message.tool_calls or ())])
+            if text.startswith(BILLING_HEADER):  # engines leave Claude Code's line out, or doctor names them
+                text = text.partition("\n")[2]
             pieces.append(Piece(message.role, known.setdefault(text, text)))
         several.append(pieces)
     texts = body.prompt if isinstance(body.prompt, list) else [body.prompt]  # token ids are no text
@@ -106,7 +108,6 @@ def _prompts(line: LogLine, packed: bytes, known: dict[str, str]) -> Iterator[Pr
             tuple(known.setdefault(tool, tool) for tool in tools),
             tuple(pieces[leading:]),
             line.prompt_tokens // len(several),
-            cached_tokens=line.cached_tokens if len(several) == 1 else None,
         )
 
 

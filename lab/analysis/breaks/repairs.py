@@ -1,7 +1,6 @@
 """Repairs of the beginnings of prompts, each of one fault: what they then share is what the fault costs.
 
-Header lines, times, ids and addresses are text that is another in every request. Claude Code writes a header line that
-our replicas and vLLM leave out; where hits show that, it is no fault.
+Times, ids and addresses are text that is another in every request.
 """
 
 import json
@@ -12,43 +11,7 @@ from functools import cache
 from itertools import chain
 from typing import NamedTuple, TypeAlias
 
-from api.prompts.billing import BILLING_HEADER
 from lab.analysis.breaks.prompts import Example, Fault, Piece, Prompt
-
-HEADER = Fault(
-    "header line that changes with every request",
-    "Leave the line out of the prompt; Claude Code does so with CLAUDE_CODE_ATTRIBUTION_HEADER=0 in its environment.",
-)
-LINE = re.compile(r"\A[Xx]-[A-Za-z0-9-]{1,64}:[^\n]*")
-FEWEST_HITS = 3
-SURELY_BEYOND = 200  # letters that hit after the line and the tools, which some templates write first
-
-
-def without_ignored_lines(prompts: Sequence[Prompt]) -> list[Prompt]:
-    """Leave out the lines that the engines leave out, as their hits show."""
-    billed = [prompt for prompt in prompts if _is_billed(prompt) and prompt.cached_tokens]
-    beyond = sum(map(_hits_beyond, billed))
-    if beyond < FEWEST_HITS or 2 * beyond < len(billed):
-        return list(prompts)
-    found = []
-    for prompt in prompts:
-        if _is_billed(prompt):
-            first, *others = prompt.leading
-            prompt = prompt._replace(leading=(Piece(first.role, first.text.partition("\n")[2]), *others))
-        found.append(prompt)
-    return found
-
-
-def _is_billed(prompt: Prompt) -> bool:
-    return bool(prompt.leading) and prompt.leading[0].text.startswith(BILLING_HEADER)
-
-
-def _hits_beyond(prompt: Prompt) -> bool:
-    letters = sum(len(piece.text) for piece in prompt.pieces)
-    found = (prompt.cached_tokens or 0) / max(1, prompt.tokens) * letters
-    line = prompt.leading[0].text.partition("\n")[0]
-    return found > len(line) + sum(map(len, prompt.tools)) + SURELY_BEYOND
-
 
 ORDER = Fault(
     "tools in another order",
@@ -208,7 +171,7 @@ _IDS = (
 )
 _ADDRESSES = (r"\b[\w.+-]{1,64}@[\w-]+\.[\w.-]+\b",)
 PATTERNS = {"address": _ADDRESSES, "time": _TIMES, "id": _IDS}
-KINDS = {"header": HEADER, "address": ADDRESS, "time": TIMESTAMP, "id": IDENTIFIER}
+KINDS = {"address": ADDRESS, "time": TIMESTAMP, "id": IDENTIFIER}
 ANY = re.compile("|".join(f"(?P<{name}>{'|'.join(patterns)})" for name, patterns in PATTERNS.items()))
 
 SENTENCES = re.compile(r"((?<=[.!?]) |\n)")
@@ -238,11 +201,8 @@ class Values:
         return Masked(Piece(piece.role, text), values)
 
     def _parts(self, piece: Piece) -> tuple[Part, ...]:
-        line = LINE.match(piece.text, endpos=EARLY)
-        head, end = ([Part(line.group(), "header")], line.end()) if line is not None else ([], 0)
-        sentences = SENTENCES.split(piece.text[end:EARLY])
-        parts = [part for sentence in sentences for part in self._of_sentence(sentence)]
-        return (*head, *parts, Part(piece.text[EARLY:]))
+        parts = [part for sentence in SENTENCES.split(piece.text[:EARLY]) for part in self._of_sentence(sentence)]
+        return (*parts, Part(piece.text[EARLY:]))
 
 
 def _parts(sentence: str) -> Iterator[Part]:
@@ -289,4 +249,4 @@ REPAIRS: dict[Fault, Callable[[Sequence[Prompt]], list[Prompt]]] = {
     KEY_ORDER: with_one_key_order,
     ORDER: with_one_tool_order,
 }
-VOLATILE = (HEADER, TIMESTAMP, IDENTIFIER, ADDRESS)
+VOLATILE = (TIMESTAMP, IDENTIFIER, ADDRESS)

@@ -19,7 +19,6 @@ from lab.analysis.breaks.repairs import (
     Values,
     salts_example,
     with_all_tools,
-    without_ignored_lines,
     without_volatile,
 )
 
@@ -30,7 +29,7 @@ UNKNOWN_TOKENS_PER_LETTER = 0.25
 
 def search(prompts: Sequence[Prompt]) -> list[Finding]:
     """The most expensive first."""
-    prompts, values = without_ignored_lines(prompts), Values()
+    values = Values()
     repaired = _repaired(prompts, values)
     found = list(_early_losses(prompts, repaired, values))
     same = with_all_tools(repaired)

@@ -1,13 +1,11 @@
 """Counts, block sizes and orders of small traces, checked by hand."""
 
-from hypothesis import given
 from msgspec.structs import replace
 
-from lab.analysis.accesses import accesses_of, coarser, sharing_of
+from lab.analysis.accesses import accesses_of, sharing_of
 from lab.analysis.curve import curve_of, segments_of
 from lab.trace.formats import beginnings_named
-from lab.trace.requests import Trace, TraceRequest, coarsened
-from tests.lab.analysis.trees import traces
+from lab.trace.requests import Trace, TraceRequest
 from tests.lab.traffic import conversations
 
 
@@ -66,10 +64,3 @@ def test_two_conversations_by_turns_need_both_in_the_cache() -> None:
 def test_the_cost_is_one_of_segments_and_not_of_blocks() -> None:
     accesses = accesses_of(conversations(2000, block_tokens=64))
     assert len(segments_of(accesses).lengths) * 20 < len(accesses.numbers)
-
-
-@given(traces())
-def test_larger_blocks_share_what_a_coarsened_trace_shares(tree: Trace) -> None:
-    found = [size.hit_rate for size in coarser(accesses_of(tree), (1, 2, 3, 4))]
-    expected = [sharing_of(accesses_of(coarsened(tree, factor))).hit_rate for factor in (1, 2, 3, 4)]
-    assert found == expected

@@ -10,8 +10,7 @@ from typing import Any
 from lab.bench.load import Limits
 from lab.bench.measure import Measured, Plan, measured
 from lab.bench.probe import RequestSettings
-from lab.bench.words import Passage
-from lab.bench.workloads import Arrival, Conversation, Turn, at_once
+from lab.bench.workloads import Arrival, Conversation, Passage, Turn, at_once
 from router.members.spec import parse_target
 
 MODEL = "m"

@@ -1,7 +1,6 @@
 """`warmroute bench`, as users run it, against an endpoint that answers at once."""
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from lab.bench.probe import target_of
 from lab.commands.bench import bench
-from tests.lab.bench.endpoints import Call, endpoint, models
+from tests.lab.bench.endpoints import Call, endpoint
 
 
 def run(*arguments: object, **environment: str) -> Result:
@@ -145,20 +144,6 @@ def test_a_table_says_what_failed_and_how() -> None:
     assert "3 failed, 3 with status 429" in said
     assert "3 x status 429: [queue] full" in said
     assert "r0 3 100.0%" in said
-
-
-def test_a_table_says_why_a_router_gave_replicas_nothing() -> None:
-    why = "in 9 of the last 9 choices another replica was sooner"
-    fleet = {"replicas": [{"name": "r0"}, {"name": "r1", "idle": why}, {"name": "r2", "load": {"in_flight": 1}}]}
-
-    def get(call: Call) -> None:
-        call.whole(json.dumps(fleet).encode()) if call.path == "/replicas" else models(call)
-
-    with endpoint(lambda call: call.answer(x_warmroute_replica="r0"), on_get=get) as server:
-        said = run(server.url, "--requests", 4).stdout
-        [told] = measured(server.url, "--requests", 4)["endpoints"]
-    assert re.search(r"^r0 +4 +100.0%.*\nr1 +0 +0.0% +- +- +-\nr1 idle: " + why, said, re.M)
-    assert told["idle"] == {"r1": why}
 
 
 def test_if_nothing_was_answered_the_status_is_1() -> None:

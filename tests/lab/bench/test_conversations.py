@@ -5,7 +5,7 @@ from itertools import islice, pairwise
 
 import pytest
 
-from lab.bench.words import Words
+from lab.bench.prompts import Words
 from lab.bench.workloads import TURNS, arriving, conversations, limited, replayed
 from lab.trace.requests import Trace, TraceRequest, sped_up
 

@@ -7,8 +7,7 @@ import pytest
 
 from lab.bench.client import Outcome
 from lab.bench.measure import Measured
-from lab.bench.words import Passage
-from lab.bench.workloads import Conversation, Turn
+from lab.bench.workloads import Conversation, Passage, Turn
 from tests.lab.bench.endpoints import Call, closed, endpoint, opened, singles
 
 

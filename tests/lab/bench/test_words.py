@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.bench.words import Passage, Words
+from lab.bench.prompts import Words
+from lab.bench.workloads import Passage
 
 PASSAGES = st.lists(st.builds(Passage, st.text(max_size=8), st.integers(0, 3000)), max_size=20)
 WORDS_OF_1 = Words("1")

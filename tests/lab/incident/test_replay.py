@@ -8,8 +8,7 @@ import pytest
 from api.process.settings import Unusable
 from events.recording.recording import Recorder, Recording, redacted_copy
 from events.source import Record
-from lab.incident.replay import IncidentReplay, replay
-from lab.incident.report import lines
+from lab.incident.replay import IncidentReplay, lines, replay
 from lab.trace.formats import read_log
 from router.log_lines import LogLine
 from router.placement.holders import Optimistic

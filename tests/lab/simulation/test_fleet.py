@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from events.messages import BlockStored
 from lab.simulation.comparison import compared, ideal, outcome_of, pooled
-from lab.simulation.fleet import SimulatedFleet, simulated
+from lab.simulation.fleet import simulated
 from lab.simulation.job import Job, jobs_of
 from lab.simulation.router import SimulatedRouter
 from lab.simulation.settings import Settings
@@ -159,16 +159,6 @@ def test_what_a_replica_has_in_a_lower_medium_counts() -> None:
     router.heard(1, [BlockStored([*keys], None, ids, 16, None, "CPU", None)])
     assert router.place(job, 0.0)
     assert job.replica == 1
-
-
-def test_a_replica_that_joins_later_takes_no_request_before() -> None:
-    trace = unshared(60)
-    jobs, middle_s = list(jobs_of(trace)), trace.span_s / 2
-    fleet = SimulatedFleet(Settings(replicas=2), "round-robin", trace.block_tokens, 0)
-    fleet.joins(1, middle_s, "not started yet")
-    fleet.run(jobs, lambda: None)
-    before, after = ([job.replica for job in jobs if (job.request.at_s >= middle_s) is late] for late in (False, True))
-    assert set(before) == {0} and set(after) == {0, 1}
 
 
 CLOSED = replace(SETTINGS, closed_loop=True)

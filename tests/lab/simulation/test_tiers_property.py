@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from events.messages import BlockRemoved, BlockStored, KnownEvent
-from lab.replay.agenda import Agenda
+from lab.replay import Agenda
 from lab.simulation.engine import EngineReplica
 from lab.simulation.job import Job, jobs_of
 from lab.simulation.replica import FifoReplica, SimulatedReplica, readable_blocks

@@ -2,8 +2,7 @@
 
 from msgspec.structs import replace
 
-from lab.trace.enough import FEW_REQUESTS, WIDE, estimated, found_tokens, too_short
-from lab.trace.requests import Trace, TraceRequest
+from lab.trace.requests import FEW_REQUESTS, WIDE, Trace, TraceRequest, estimated, found_tokens, too_short
 from tests.lab.traffic import agents, conversations, unshared
 
 

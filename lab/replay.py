@@ -1,10 +1,12 @@
-"""A router's knowledge and its requests in virtual time: the shipped placement, with a row for each replica.
+"""A router in virtual time: a clock with its agenda, and the shipped placement with a row for each replica.
 
 `simulate` fills it from simulated replicas (`lab.simulation.router`), the replay of an incident from recorded ones
 (`lab.incident.recorded`). `shadow` follows running ones with the router itself. Pure: time is an argument.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+from itertools import count
 from typing import Any
 
 from router.config import RouterConfig
@@ -15,6 +17,29 @@ from router.placement.placement import Placement
 from router.placement.policy import Ring
 
 CONFIG = RouterConfig()
+
+
+class Agenda:
+    """A queue of events by time; those of the same time happen in order of entry."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = count()
+
+    def at(self, time_s: float, happens: Callable[[], None]) -> None:
+        heappush(self._events, (max(time_s, self.now_s), next(self._numbers), happens))
+
+    def after(self, delay_s: float, happens: Callable[[], None]) -> None:
+        self.at(self.now_s + delay_s, happens)
+
+    def step(self) -> bool:
+        """Let the next event happen; return False if there is none."""
+        if not self._events:
+            return False
+        self.now_s, _, happens = heappop(self._events)
+        happens()
+        return True
 
 
 class ReplicaReplay:
