@@ -21,25 +21,17 @@ from router.placement.policy import POLICIES
 
 DEFAULTS = Settings()
 USUAL = "round-robin,least-loaded,prefix,cost"
-MODELS = click.Choice(["fifo", "engine"])
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 OF_REPLAY = {"recording", "log", "policy", "sources", "as_json"}
 RATE = FiniteRange(min=1e-3, max=1e9)
-COUNT, TOKENS = click.IntRange(1), click.IntRange(0)
-RATE_OR_0 = FiniteRange(min=0, max=1e9)
+COUNT = click.IntRange(1)
 PACE = FiniteRange(min=1e-9, max=1e6)
 SECONDS = FiniteRange(min=0, max=1e6)
 SHARE = FiniteRange(min=0, max=1, max_open=True)
 
 
-NEEDS = {
-    "disk_tokens": "host_tokens",
-    "load_tokens_per_s": "host_tokens",
-    "disk_tokens_per_s": "disk_tokens",
-    "prefill_replicas": "pull_tokens_per_s",
-    "sources": "recording",
-}
-OF_EVENTS = ("optimistic", "event_delay_s", "event_loss", "rate_error", "pull_tokens_per_s")
+NEEDS = {"sources": "recording"}
+OF_EVENTS = ("optimistic", "event_delay_s", "event_loss", "rate_error")
 EXCLUDES = [("speed", "load"), *((name, "events") for name in OF_EVENTS)]
 
 
@@ -53,18 +45,11 @@ def fleet_option(flag: str, metavar: str, help: str, field: str, kind: click.Par
 @option("--trace", "FILE", "The requests.", name="path", type=FILE)
 @fleet_option("--replicas", "N", "How many.", "replicas", click.IntRange(1, 1024))
 @fleet_option("--capacity-tokens", "C", "Tokens of KV cache in each (see warmroute size).", "capacity_tokens", COUNT)
-@fleet_option("--host-tokens", "N", "Tokens of host memory behind each cache.", "host_tokens", TOKENS)
-@fleet_option("--disk-tokens", "N", "Tokens of disk behind that.", "disk_tokens", TOKENS)
 @fleet_option("--prefill-rate", "R", "Tokens/s that a replica prefills.", "prefill_tokens_per_s", RATE)
-@fleet_option("--load-rate", "R", "Tokens/s loaded from host memory.", "load_tokens_per_s", RATE)
-@fleet_option("--disk-rate", "R", "Tokens/s loaded from disk.", "disk_tokens_per_s", RATE)
-@fleet_option("--pull-rate", "R", "Tokens/s read from another replica; 0: none can be.", "pull_tokens_per_s", RATE_OR_0)
-@fleet_option("--prefill-replicas", "N", "Replicas that compute prompts for the others.", "prefill_replicas", TOKENS)
 @fleet_option("--decode-rate", "R", "Tokens/s of one answer.", "decode_tokens_per_s", RATE)
 @option("--load", "RHO", "Change the pace: prompts arrive at RHO x N x R tokens/s, cached or not.", type=PACE)
 @option("--speed", "X", "Change the pace: X times as fast as the trace.", type=PACE)
 @option("--policy", "P,...", f"Of {', '.join(POLICIES)}.  [default: {USUAL}]")
-@option("--model", "NAME", "fifo: one prefill at a time; engine: our scheduler (slower).", type=MODELS, default="fifo")
 @option("--coarsen", "K", "Blocks K times as large.", show_default=False, type=COUNT, default=1)
 @option("--block-tokens", "N", "Block size of the trace, if the file does not have it.", type=COUNT)
 @option("--jitter", "S", "Delay each arrival by up to S seconds.", show_default=False, type=SECONDS, default=0.0)
@@ -104,10 +89,7 @@ def simulate(
 
     The router's index, policies and optimistic entries and the engine's block pool are the shipped ones; only time is
     simulated. A replica prefills one request at a time, uncached tokens / R, and requests that decode hold their
-    blocks for output tokens / decode rate; with --model engine it is the shipped scheduler, step by step.
-
-    With --host-tokens, blocks that leave the cache go to host memory, and come back at the load rate: before the
-    prefill, or while others compute with --model engine. With --pull-rate, replicas also read blocks from each other.
+    blocks for output tokens / decode rate.
 
     The trace is JSON lines, plain or gzipped: Mooncake's (timestamp, input_length, output_length, hash_ids or
     hash_runs), or a request log (warmroute router --request-log).
@@ -115,7 +97,6 @@ def simulate(
     \b
     hits      1 - tokens computed / tokens of all prompts
     tokens    computed by the busiest replica, as a multiple of the mean; same for requests
-    loaded    tokens brought from host memory, disk and other replicas / tokens of all prompts; they are hits, too
     busy      share of time spent on computing prompts
     pooled    one cache as large as all together, one queue, N prefills at once
     ideal     the same with an unlimited cache
@@ -156,8 +137,6 @@ def simulate(
         raise Unusable("give --trace FILE, or --recording FILE and --requests LOG")
     check_options(NEEDS, EXCLUDES)
     settings = Settings(**fleet)
-    if settings.prefill_replicas >= settings.replicas:
-        raise Unusable(f"--prefill-replicas {settings.prefill_replicas} leaves no replica that generates; give fewer")
     with progress("reading", path.stat().st_size) as tell:
         trace = coarsened(read_trace(path, block_tokens, tell), coarsen)
     if settings.closed_loop and all(request.session is None for request in trace.requests):

@@ -24,7 +24,6 @@ class Outcome(Struct, frozen=True, kw_only=True):
     ttft_p99_s: float
     token_imbalance: float  # tokens computed by the busiest replica, as a multiple of the mean
     request_imbalance: float
-    brought_rate: float = 0  # tokens brought from elsewhere / tokens of all prompts; all of them are hits
     refused: float = 0  # requests that waited for room in vain
     session_mean_s: float | None = None  # from a session's arrival to its last token; None: the trace names no sessions
     session_p99_s: float | None = None
@@ -42,8 +41,6 @@ def outcome_of(jobs: Sequence[Job], replicas: int, prefill_tokens_per_s: float) 
     for job in jobs:
         computed[job.replica] += job.uncached_tokens
         requests[job.replica] += 1
-        if job.prefill is not None:
-            computed[job.prefill.replica] += job.prefill.uncached_tokens
     ttfts_s = sorted(job.ttft_s for job in jobs)
     sessions: dict[str, list[float]] = {}  # each one's beginning and end
     for job in jobs:
@@ -54,7 +51,6 @@ def outcome_of(jobs: Sequence[Job], replicas: int, prefill_tokens_per_s: float) 
     span_s = max(job.first_s for job in jobs) - min(job.request.at_s for job in jobs)
     return Outcome(
         hit_rate=1 - sum(computed) / asked,
-        brought_rate=sum(sum(job.brought_tokens.values()) for job in jobs) / asked,
         ttft_mean_s=fmean(ttfts_s),
         ttft_p50_s=percentile(ttfts_s, 0.5),
         ttft_p90_s=percentile(ttfts_s, 0.9),
@@ -94,12 +90,8 @@ def pooled(trace: Trace, settings: Settings, on_request: Callable[[], None] = la
     one = replace(
         settings,
         replicas=1,
-        prefill_replicas=0,
         servers=settings.replicas,
         capacity_tokens=settings.capacity_tokens * settings.replicas,
-        host_tokens=settings.host_tokens * settings.replicas,
-        disk_tokens=settings.disk_tokens * settings.replicas,
-        model="fifo",
         routers=1,
         replica_limit=0,
     )
@@ -151,16 +143,14 @@ def _row(name: str, runs: list[list[Job]], replicas: int, rate: float, *, is_bou
 
 # ---- as text and as JSON
 
-HEAD = ("policy", "hits", "loaded", "TTFT mean", "p50", "p90", "p99", "session", "p99", "tokens", "requests", "busy")
-LOADED = {HEAD.index("loaded")}  # not shown if nothing is
+HEAD = ("policy", "hits", "TTFT mean", "p50", "p90", "p99", "session", "p99", "tokens", "requests", "busy")
 SESSIONS = {HEAD.index("session"), HEAD.index("session") + 1}  # not shown in an open loop, which gives a turn its time
 
 
 def lines(trace: Trace, settings: Settings, rows: Sequence[Row]) -> Iterator[str]:
     yield from _inputs(trace, settings)
     yield ""
-    hides_loaded, hides_sessions = not any(row.mean.brought_rate for row in rows), not settings.closed_loop
-    hidden = {at for at in LOADED if hides_loaded} | {at for at in SESSIONS if hides_sessions}
+    hidden = set() if settings.closed_loop else SESSIONS
     policies, bounds = ([row for row in rows if row.is_bound is is_bound] for is_bound in (False, True))
     table: list[Sequence[str]] = [HEAD, *((row.name, *_figures(row.mean, row.is_bound)) for row in policies)]
     if bounds:
@@ -181,30 +171,18 @@ def lines(trace: Trace, settings: Settings, rows: Sequence[Row]) -> Iterator[str
 def _inputs(trace: Trace, settings: Settings) -> Iterator[str]:
     rate = settings.prefill_tokens_per_s
     asked = trace.input_tokens / trace.span_s if trace.span_s else float("inf")
-    below = "".join(
-        f", {tokens:,} of {name} at {speed:,.0f} tokens/s"
-        for tokens, name, speed in (
-            (settings.host_tokens, "host memory", settings.load_tokens_per_s),
-            (settings.disk_tokens, "disk", settings.disk_tokens_per_s),
-        )
-        if tokens
-    )
-    if settings.pull_tokens_per_s:
-        below += f", read by others at {settings.pull_tokens_per_s:,.0f} tokens/s"
-    roles = f", {settings.prefill_replicas} for prompts alone" if settings.prefill_replicas else ""
     yield (
         f"{trace.name}: {len(trace.requests):,} requests, {trace.input_tokens:,} input tokens in blocks of "
         f"{trace.block_tokens:,}, within {trace.span_s:,.0f} s"
     )
     yield (
-        f"{settings.replicas} replicas ({settings.model}{roles}), each {settings.capacity_tokens:,} tokens of cache"
-        f"{below} and {rate:,.0f} prefill tokens/s: load {asked / (settings.replicas * rate):.2f}"
+        f"{settings.replicas} replicas, each {settings.capacity_tokens:,} tokens of cache and {rate:,.0f} prefill "
+        f"tokens/s: load {asked / (settings.replicas * rate):.2f}"
     )
 
 
 def _figures(one: Outcome, is_bound: bool) -> Iterator[str]:
     yield f"{one.hit_rate:.1%}"
-    yield f"{one.brought_rate:.1%}"
     for seconds in (one.ttft_mean_s, one.ttft_p50_s, one.ttft_p90_s, one.ttft_p99_s):
         yield duration(seconds)
     for session_s in (one.session_mean_s, one.session_p99_s):

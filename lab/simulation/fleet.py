@@ -9,13 +9,11 @@ from msgspec.structs import replace
 
 from events.messages import KnownEvent
 from lab.replay import Agenda
-from lab.simulation.engine import EngineReplica
 from lab.simulation.job import Job, jobs_of
-from lab.simulation.replica import FifoReplica, SimulatedReplica, readable_blocks
+from lab.simulation.replica import SimulatedReplica
 from lab.simulation.router import SimulatedRouter
 from lab.simulation.settings import Settings
 from lab.trace.requests import Trace
-from replica.cache.chain import Chain
 
 REPORT_INTERVAL_S = 0.25  # replica.process has the same
 LONGEST_GAP_S = 120.0  # the limit in a closed loop: nobody simulates the night until a user comes back
@@ -28,11 +26,8 @@ class SimulatedFleet:
         self.left = 0  # jobs that have not ended
         self._settings = settings
         self._chance = Random(seed)
-        kind: type[EngineReplica | FifoReplica] = EngineReplica if settings.model == "engine" else FifoReplica
         numbers = range(settings.replicas)
-        self.replicas: list[SimulatedReplica] = [
-            kind(number, settings, block_tokens, self.agenda, self) for number in numbers
-        ]
+        self.replicas = [SimulatedReplica(number, settings, block_tokens, self.agenda, self) for number in numbers]
         self.routers = [
             SimulatedRouter(policy, settings, block_tokens, seed=seed + number) for number in range(settings.routers)
         ]
@@ -92,11 +87,10 @@ class SimulatedFleet:
 
     def _place(self, job: Job) -> bool:
         """Send the job to a replica; return False if none has room."""
-        sent = self.routers[job.router].place(job, self.agenda.now_s)
-        if sent is None:
+        if not self.routers[job.router].place(job, self.agenda.now_s):
             return False
-        self.replicas[sent.replica].submit(sent)
-        self._report_soon(sent.replica)
+        self.replicas[job.replica].submit(job)
+        self._report_soon(job.replica)
         return True
 
     def _refuse(self, jobs: Iterable[Job]) -> None:
@@ -143,9 +137,6 @@ class SimulatedFleet:
         else:
             deliver()
 
-    def read(self, endpoint: str, chain: Chain) -> int:
-        return readable_blocks(self.replicas[int(endpoint)].pool, chain)
-
     def begun(self, job: Job) -> None:
         self._report_soon(job.replica)
         now_s, router = self.agenda.now_s, self.routers[job.router]
@@ -158,10 +149,7 @@ class SimulatedFleet:
         router = self.routers[job.router]
         router.placement.used([router.placed[job.number]], 0, job.request.output_tokens)
         router.ended(job.number, job.ended_s)
-        if job.whole is None:
-            self._over(job)
-        else:
-            self._place_or_wait(job.whole)
+        self._over(job)
         for waiting in router.with_room(self.agenda.now_s):
             self._place(waiting)
 
@@ -171,7 +159,7 @@ def simulated(
 ) -> list[Job]:
     """Run the trace; return its jobs in order of arrival. Raise ValueError if a request can never run."""
     settings.check(trace)
-    settings = settings.up_to(settings.most_tokens(trace))
-    jobs = list(jobs_of(trace, 1 if settings.model == "fifo" else trace.block_tokens))
+    settings = replace(settings, capacity_tokens=min(settings.capacity_tokens, settings.most_tokens(trace)))
+    jobs = list(jobs_of(trace))
     SimulatedFleet(settings, policy, trace.block_tokens, seed).run(jobs, on_request)
     return jobs

@@ -7,10 +7,7 @@ from events.messages import KnownEvent
 from lab.replay import ReplayState, ReplicaReplay
 from lab.simulation.job import MODEL, Job
 from lab.simulation.settings import Settings
-from replica.messages import KVSource
-from router.placement.cost import Half, Question, Tenant
-from router.placement.decision import Decision
-from router.placement.elsewhere import fetch, split, why_not_at_all
+from router.placement.cost import Tenant
 from router.placement.index import APPROXIMATE, APPROXIMATE_TOKENS
 from router.placement.waiting import STEP_S, Waiting
 
@@ -24,11 +21,6 @@ class SimulatedRouter(ReplayState):
         names = [f"replica-{number}" for number in range(settings.replicas)]
         self.replicas = [ReplicaReplay(self.placement, name, limit=settings.replica_limit, **cache) for name in names]
         self.candidates = [replica.candidate for replica in self.replicas]
-        for place, replica in enumerate(self.replicas):
-            if settings.prefill_replicas:
-                replica.candidate.role = "prefill" if place < settings.prefill_replicas else "decode"
-            if settings.pull_tokens_per_s:
-                self.placement.offers(replica.load, str(place), MODEL)
         self._settings = settings
         self._block_size = block_tokens if settings.events else APPROXIMATE
         self._slots = {self._block_size: sum(1 << candidate.slot for candidate in self.candidates)}
@@ -39,12 +31,15 @@ class SimulatedRouter(ReplayState):
         for change in self._resolvers[replica].apply(events):
             self.placement.index.apply(self.candidates[replica].slot, change)
 
-    def place(self, job: Job, now_s: float) -> Job | None:
-        """Choose the job's replica, and its rank there; return what to send: it, or its first half. None: no room."""
+    def place(self, job: Job, now_s: float) -> bool:
+        """Choose the job's replica, and its rank there; return False if none has room."""
         self.placement.expire(now_s)
-        question = self._question(job, now_s)
-        if job.prefill is not None:
-            fetch(question, self.candidates, self.candidates[job.prefill.replica])
+        session, tenant, came_s = job.request.session, job.request.tenant, job.request.at_s
+        self._tenants.add(tenant)
+        self.placement.shares.others_may_come = len(self._tenants) > 1
+        question, _ = self.placement.question(
+            job.prompt, self._slots, now_s, session=session, came_s=came_s, tenant=tenant
+        )
         candidates = self.candidates
         if self._settings.as_served and job.request.replica is not None:
             candidates = [self.candidates[job.request.replica]]
@@ -55,35 +50,14 @@ class SimulatedRouter(ReplayState):
             job.is_new, job.outlook = False, self.placement.outlook(decision, room_s)
             job.is_refused = job.outlook is not None and job.outlook.refused_for_s is not None
         if decision.chosen is None or job.is_refused:
-            return None
-        if self._settings.prefill_replicas and job.prefill is None and why_not_at_all("auto", decision) is None:
-            computing = self.placement.decide(self._question(job, now_s, "prefill"), self.candidates, policy="cost")
-            if split("auto", decision, computing, self.placement.transfers).elsewhere:
-                half = job.first_half()
-                self._send(half, computing, now_s)
-                return half
-        self._send(job, decision, now_s)
-        return job
-
-    def _question(self, job: Job, now_s: float, half: Half = "decode") -> Question:
-        session, tenant, came_s = job.request.session, job.request.tenant, job.request.at_s
-        counts = half == "decode" and job.prefill is None
-        self._tenants.add(tenant)
-        self.placement.shares.others_may_come = len(self._tenants) > 1
-        question, _ = self.placement.question(
-            job.prompt, self._slots, now_s, session=session, came_s=came_s, half=half, counts=counts, tenant=tenant
-        )
-        return question
-
-    def _send(self, job: Job, decision: Decision, now_s: float) -> None:
-        assert decision.chosen is not None, "its caller has looked"
+            return False
         ranked = self._settings.ranked
         job.replica = self.candidates.index(decision.chosen)
-        job.sources = [KVSource(one.endpoint, one.tokens) for one in decision.neighbours]
         load = self.replicas[job.replica].load
         placed = self.placement.sent(decision, load, job.prompt, self._block_size, now_s, ranked=ranked)
         self.placed[job.number] = placed
         job.rank = now_s + (decision.priority_s(now_s) if ranked else 0.0)
+        return True
 
     def wait(self, job: Job, now_s: float) -> Job | None:
         """Queue the job until there is room; return the job refused because the queue is full, if any."""

@@ -6,7 +6,7 @@ Blocks of 64 tokens are taken by 16 where prompts are long. It takes most of an 
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -30,8 +30,6 @@ MADE: dict[str, Callable[[int], Trace]] = {"conversations": conversations, "agen
 LONG_TOKENS = 16_384  # mean of a trace whose small blocks are taken together
 SMALL_BLOCK, COARSER = 64, 16
 CAPACITIES = (DEFAULT_CAPACITY_TOKENS, 2_000_000)
-ENGINE_LOADS = (0.6, 0.8)
-ENGINE_REQUESTS = 2000
 KNOWN = {  # settings under which others have published figures: nothing but arrivals as they are, once
     "round-robin": {},
     "least-loaded": {},
@@ -68,7 +66,6 @@ class Case(NamedTuple):
     constants: Mapping[str, float] = {}  # of router.placement.effects
     runs: int = RUNS
     jitter_s: float = JITTER_S
-    requests: int | None = None
 
 
 def run(rounds: int) -> None:
@@ -98,12 +95,6 @@ def run(rounds: int) -> None:
                 for name, told in CAUTIONS.items()
             },
         )
-        print(f"\nThe engine's own scheduler, chunks and batches, {ENGINE_REQUESTS:,} requests, 8 replicas:\n")
-        _table(
-            processes,
-            "trace",
-            {(name_of(source), name): case for source in sources for name, case in _on_engine(source)},
-        )
 
 
 def traces() -> list[str]:
@@ -132,15 +123,6 @@ def _fleet(replicas: int) -> str:
 
 def _settings(replicas: int, **more: Any) -> Settings:
     return Settings(replicas=replicas, **more)
-
-
-def _on_engine(source: str) -> Iterable[tuple[str, Case]]:
-    settings = Settings(replicas=8, model="engine")
-    for load in ENGINE_LOADS:
-        for policy in ("round-robin", "least-loaded", "cost"):
-            yield f"{policy}, load {load}", Case(source, policy, settings, load, requests=ENGINE_REQUESTS)
-        plain = Case(source, "cost", settings, load, EFFECTS["neither"], requests=ENGINE_REQUESTS)
-        yield f"cost without order and price, load {load}", plain
 
 
 # ---- tables
@@ -189,8 +171,6 @@ def _table(processes: ProcessPoolExecutor, first: str, cases: Mapping[tuple[str,
 
 def outcome(case: Case) -> Outcome:
     trace = trace_of(case.trace)
-    if case.requests is not None:
-        trace = Trace(trace.name, trace.block_tokens, trace.requests[: case.requests])
     paced = at_rate(trace, case.load * case.settings.replicas * case.settings.prefill_tokens_per_s)
     is_bound = case.policy == "pooled"
     policies = [] if is_bound else [case.policy]

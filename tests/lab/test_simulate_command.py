@@ -82,16 +82,6 @@ def test_runs_that_take_no_time_have_no_spread(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
 
 
-def test_host_memory_and_disk_are_in_the_head_and_what_they_bring_in_a_column(path: Path) -> None:
-    tiers = ("--host-tokens", "300000", "--load-rate", "90000", "--disk-tokens", "1000000")
-    alone = ("--policy", "cost", "--no-bounds")
-    plain, tiered = (run(path, "--capacity-tokens", "200000", *alone, *more).stdout for more in ((), tiers))
-    assert "300,000 of host memory at 90,000 tokens/s, 1,000,000 of disk at 20,000 tokens/s" in tiered
-    heads = [one.splitlines()[3].split() for one in (plain, tiered)]
-    assert ["loaded" in head for head in heads] == [False, True]
-    assert "read by others at 40,000 tokens/s" in run(path, "--pull-rate", "40000", *alone).stdout
-
-
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -105,12 +95,6 @@ def test_host_memory_and_disk_are_in_the_head_and_what_they_bring_in_a_column(pa
         (["--source", "a=b"], "--source has no effect"),
         (["--prefill-rate", "1e-320"], "prefill-rate"),
         (["--jitter", "1e308"], "jitter"),
-        (["--pull-rate", "50000", "--no-events"], "--pull-rate does not work with --no-events"),
-        (["--prefill-replicas", "1"], "--prefill-replicas has no effect without --pull-rate"),
-        (["--prefill-replicas", "4", "--pull-rate", "50000"], "--prefill-replicas 4 leaves no replica that generates"),
-        (["--load-rate", "50000"], "--load-rate has no effect without --host-tokens"),
-        (["--disk-tokens", "50000"], "--disk-tokens has no effect without --host-tokens"),
-        (["--host-tokens", "1", "--disk-rate", "50000"], "--disk-rate has no effect without --disk-tokens"),
     ],
 )
 def test_values_that_cannot_be_used_are_refused_with_status_2(path: Path, arguments: list[str], complaint: str) -> None:
