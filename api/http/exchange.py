@@ -45,7 +45,6 @@ class HttpAnswer:
     _end: Callable[[], None]
 
     def start(self, status: int, headers: bytes, *, length: int | None = None) -> None:
-        """Set the head. `headers` are complete lines, but none that frames the body; without a length it is chunked."""
         self.response_started = True
         self.status = status
         self._bodiless = self.scope["method"] == "HEAD" or status in (204, 304)
@@ -64,7 +63,6 @@ class HttpAnswer:
         self._head = b"".join((line, headers, extra, framing, b"\r\n"))
 
     def flush(self) -> None:
-        """Send the head without waiting for a body."""
         if self._head is not None and not self.disconnected:
             self.connection.transport.write(self._head)
             self._head = None
@@ -78,6 +76,9 @@ class HttpAnswer:
         if self._head is not None:
             body, self._head = self._head + body, None
         self.connection.transport.write(body)
+
+    def chunk_writer(self) -> Callable[[bytes], None] | None:
+        return self.connection.transport.write if self._chunked and self._head is None else None
 
     def finish(self, body: bytes = b"") -> None:
         if self.disconnected or self.response_complete:
@@ -95,7 +96,6 @@ class HttpAnswer:
         self.connection.answered(keep_alive=self.keep_alive, unread=self.more_body)
 
     def cut(self) -> None:
-        """End in the middle of the answer, so that the client sees that it is not complete."""
         if not self.disconnected:
             self.connection.transport.close()
             self._end()

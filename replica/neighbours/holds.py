@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from replica.cache.block_pool import BlockPool
 from replica.cache.chain import Chain
@@ -27,8 +27,17 @@ class Held(NamedTuple):
     reason: str = ""
 
 
+class BlockSource(Protocol):
+    """Finds and holds blocks; called by the threads of a server."""
+
+    def hold(self, chain: Chain, start: int, stop: int, wait_s: float) -> Held:
+        """Hold the chain's blocks from `start` to `stop`, as many as there are. Pass the result to `give_back`."""
+
+    def give_back(self, held: Held) -> None: ...
+
+
 class Holds:
-    """The engine's thread polls `descriptor` and calls `serve` between its steps."""
+    """A BlockSource. The engine's thread polls `descriptor` and calls `serve` between its steps."""
 
     def __init__(self, pool: BlockPool, share: float = SHARE) -> None:
         self._pool = pool
@@ -47,7 +56,6 @@ class Holds:
     # ---- any thread
 
     def hold(self, chain: Chain, start: int, stop: int, wait_s: float) -> Held:
-        """Hold the chain's blocks from `start` to `stop`, as many as there are. Pass the result to `give_back`."""
         answer: Future[Held] = Future()
 
         def look() -> None:

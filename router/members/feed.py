@@ -99,7 +99,7 @@ class ReplicaFeed:
 
     @property
     def inexact(self) -> str | None:
-        """The reason why the view may differ from the replica's cache now; None: it is exact."""
+        """Why the view may differ from the replica's cache now; None: it is exact."""
         stands_still = self._subscriber is not None and self._subscriber.stands_still
         return STOOD_STILL if stands_still else self.view.inexact
 
@@ -119,7 +119,7 @@ class ReplicaFeed:
 
     @property
     def has_groups(self) -> bool:
-        """Tell if the replica looks for hits in several groups of blocks, or in windows."""
+        """Whether the replica looks for hits in several groups of blocks, or in windows."""
         return self.view.resolver.groups.layout is not None
 
     def expect_clear(self) -> None:
@@ -208,7 +208,7 @@ class ReplicaFeed:
 
     @property
     def is_unreached(self) -> bool:
-        """Tell if it was never reached though there was time."""
+        """Whether it was never reached though there was time."""
         self._reached = self._reached or self.view.stream.online
         return not self._reached and self._clock() - self._since_s > REACHED_WITHIN_S
 

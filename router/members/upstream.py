@@ -50,7 +50,8 @@ class Sending(Struct, eq=False):
     paused: bool = False
     over: bool = False
     # For parts of a running answer, before the listener: it takes what only goes on, and returns False for the rest.
-    pass_on: Callable[[bytes], bool] | None = None
+    # It gets a read, and where its body begins and ends: around that, if there is more, is the frame of one chunk.
+    pass_on: Callable[[bytes, int, int], bool] | None = None
 
     def cancel(self) -> None:
         if not self.over:
@@ -73,8 +74,11 @@ class Sending(Struct, eq=False):
     # ---- for Upstream and Connection
 
     def start(self, connection: "Connection") -> None:
-        self._connection = connection
-        connection.carry(self, self._request, self._body, self._bodiless)
+        self._connection, connection._sending = connection, self
+        connection._bodiless, connection._has_body, connection.spoken = self._bodiless, bool(self._body), False
+        connection.transport.write(self._request)
+        if self._body:
+            connection.transport.write(self._body)
         if self.paused:
             connection.transport.pause_reading()
 
@@ -193,10 +197,6 @@ class Upstream:
             connection.idle_since_s = self.loop.time()
             self._idle.append(connection)
 
-    def forget(self, connection: "Connection") -> None:
-        if connection in self._idle:
-            self._idle.remove(connection)
-
     def sweep(self, now_s: float) -> None:
         """Close connections that have idled for long; the oldest are at the left."""
         while self._idle and now_s - self._idle[0].idle_since_s > IDLE_LIMIT_S:
@@ -247,15 +247,7 @@ class Connection(asyncio.Protocol):
         self._head_complete = False
         self._complete = False
         self._keeps = True
-
-    def carry(self, sending: Sending, request: bytes, body: bytes, bodiless: bool) -> None:
-        self._sending = sending
-        self._bodiless = bodiless
-        self.spoken = False
-        self.transport.write(request)
-        self._has_body = bool(body)
-        if body:
-            self.transport.write(body)
+        self._is_between_chunks = False  # and parts of the answer may be passed on as they come
 
     def abort(self) -> None:
         self._sending = None
@@ -273,6 +265,12 @@ class Connection(asyncio.Protocol):
             self.transport.abort()
             return
         self.spoken = self._upstream.spoken = True
+        if self._is_between_chunks and (pass_on := sending.pass_on) is not None:
+            end = len(data) - 2
+            start = 4 if end < 260 else 5 if end < 4101 else 6
+            if data.startswith(b"%x\r\n" % (end - start)) and pass_on(data, start, end):
+                return  # the parser need not know: it waits for a chunk still
+            self._is_between_chunks = False
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -283,15 +281,21 @@ class Connection(asyncio.Protocol):
         pieces = self._pieces
         if self._told and len(pieces) == 1 and not self._complete and len(data) <= MAX_HEAD_BYTES:
             self._bodiless_bytes, body = 0, pieces.pop()
-            if not sending.over and ((pass_on := sending.pass_on) is None or not pass_on(body)):
+            if (pass_on := sending.pass_on) is not None:
+                self._is_between_chunks = data.endswith(b"%x\r\n%b\r\n" % (len(body), body))
+                if pass_on(body, 0, len(body)):
+                    return
+            if not sending.over:
                 sending._listener.received(body, False)
             return
-        if not (pieces or self._complete) or len(data) > MAX_HEAD_BYTES:
-            if (excess := self._excess(len(data))) is not None:
-                self._fail(excess)
-                return
-        else:
-            self._bodiless_bytes = 0
+        self._bodiless_bytes = 0 if pieces or self._complete else self._bodiless_bytes + len(data)
+        head_bytes = 0
+        if not self._told and len(data) > MAX_HEAD_BYTES:  # the head may be most of one long read
+            head_bytes = sum(len(name) + len(value) + 4 for name, value in self._head)
+        if head_bytes > MAX_HEAD_BYTES or self._bodiless_bytes > MAX_HEAD_BYTES:
+            part = "chunk extensions or trailers" if self._told else "headers"
+            self._fail(f"the {part} of its answer are longer than {MAX_HEAD_BYTES:,} bytes")
+            return
         if not self._head_complete:
             return
         if not self._told:
@@ -314,21 +318,9 @@ class Connection(asyncio.Protocol):
         if self._sending is sending and not sending.paused:
             self.transport.resume_reading()
 
-    def _excess(self, read_bytes: int) -> str | None:
-        """The reason if the answer is too long besides its body, else None; the head may be most of one long read."""
-        if self._pieces or self._complete:
-            self._bodiless_bytes = 0
-        else:
-            self._bodiless_bytes += read_bytes
-            if self._bodiless_bytes > MAX_HEAD_BYTES:
-                part = "chunk extensions or trailers" if self._told else "headers"
-                return f"the {part} of its answer are longer than {MAX_HEAD_BYTES:,} bytes"
-        if not self._told and sum(len(name) + len(value) + 4 for name, value in self._head) > MAX_HEAD_BYTES:
-            return f"the headers of its answer are longer than {MAX_HEAD_BYTES:,} bytes"
-        return None
-
     def connection_lost(self, exc: Exception | None) -> None:
-        self._upstream.forget(self)
+        if self in self._upstream._idle:
+            self._upstream._idle.remove(self)
         del self._parser  # it has us: a cycle of references would wait for the collector
         sending, self._sending = self._sending, None
         if sending is None:
@@ -354,7 +346,7 @@ class Connection(asyncio.Protocol):
         self._sending = None
         self.reused = True
         self._headers, self._head = [], []
-        self._head_complete = self._complete = self._told = False
+        self._head_complete = self._complete = self._told = self._is_between_chunks = False
         self._bodiless_bytes = 0
         if keeps:
             self._upstream.release(self)

@@ -5,7 +5,7 @@ parsed on its way (`resume`). Of the Messages and Responses APIs of foreign engi
 (`repetition`). A whole answer is kept until it is complete.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from api.errors import ApiError
@@ -183,7 +183,8 @@ class Answer:
             if kind.generation is not None and not exchange.sent_bytes and is_servers_error(body):
                 self._lose(attempt, b"", Broken("its stream is an error"))
                 return
-            if (events.mark in body or not events.is_between) and (before := events.before_abort(body)) is not None:
+            may_abort = not events.is_between or body.find(events.mark) >= 0
+            if may_abort and (before := events.before_abort(body)) is not None:
                 self._lose(attempt, before, Broken(ABORTED))
                 return
         if complete:
@@ -200,7 +201,7 @@ class Answer:
             if events is not None:
                 events.note(body)
                 if reader is None and report is not None and events.is_plain and attempt.sending is not None:
-                    attempt.sending.pass_on = self._pass_on  # it takes the next parts
+                    attempt.sending.pass_on = self._passing(attempt, report, events)
         else:
             exchange.flush()
 
@@ -215,22 +216,29 @@ class Answer:
             verification.other_length(member, model.tokens, prompt, report.prompt)
             hit.prediction = None  # it was made for other tokens, so it tells nothing of the index
 
-    def _pass_on(self, body: bytes) -> bool:
-        """Do as `take`, for whole events in the middle of a stream of which nothing more is to be read."""
-        attempt, report, events = self.facts.attempt, self.facts.report, self.events
-        if attempt is None or report is None or events is None:
-            return False
-        is_whole = events.is_between and len(body) >= LONGEST_END and body.endswith(b"\n\n")
-        if not is_whole or MARK in body or events.mark in body:
-            return False
-        attempt.spoken = BODY
-        report.events += body.count(b"\n\n")
-        events.end = body
-        try:
-            self.exchange.send(body)
-        except Exception:  # it ends this request, and no other on the connection
-            attempt.crash()
-        return True
+    def _passing(self, attempt: Attempt, report: Report, events: SentEvents) -> Callable[[bytes, int, int], bool]:
+        """Do as `take`, for a whole event in the middle of a stream of which nothing more is to be read."""
+        exchange, mark, write = self.exchange, events.mark, self.exchange.chunk_writer()
+
+        def pass_on(read: bytes, start: int, end: int) -> bool:
+            # An event of one line that is longer than any last event.
+            if end - start < LONGEST_END or read.find(b"\n", start) != end - 2 or read[end - 1] != b"\n"[0]:
+                return False
+            if not events.is_between or read.find(MARK) >= 0 or read.find(mark) >= 0:
+                return False
+            attempt.spoken = BODY
+            report.events += 1
+            try:
+                if start and write is not None:
+                    exchange.sent_bytes += end - start
+                    write(read)
+                else:
+                    exchange.send(read[start:end])
+            except Exception:  # it ends this request, and no other on the connection
+                attempt.crash()
+            return True
+
+        return pass_on
 
     def _complete(self, attempt: Attempt, body: bytes) -> None:
         exchange, kind = self.exchange, self.facts.type

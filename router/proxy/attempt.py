@@ -85,15 +85,13 @@ class Report:
     def read(self, body: bytes) -> None:
         """Look for figures in a part of the answer."""
         self.events += body.count(b"\n\n")
-        if self._end:
-            self._look(self._end + body[:END_BYTES])
-        if MARK in body:
+        if self._end and (seam := self._end + body[:END_BYTES]).find(MARK) >= 0:
+            self._look(seam)
+        if body.find(MARK) >= 0:  # `in` would take twice as long: it tries bytes as a number first
             self._look(body)
         self._end = b"" if body.endswith(b"\n\n") else (self._end + body[-END_BYTES:])[-END_BYTES:]
 
     def _look(self, body: bytes) -> None:
-        if MARK not in body:
-            return
         self.generated = _last(_GENERATED, body, self.generated)
         self.cached = _last(CACHED, body, self.cached)
         if (told := last_number(body, *_PROMPT)) is not None:
@@ -180,8 +178,7 @@ class Attempt:
 
     def count(self, now_s: float) -> None:
         """Count what has been generated since the last time."""
-        report, output = self.report, self.member.output
-        tokens = self.generated if self.framed else 0 if report is None else report.tokens
+        tokens, output = self.tokens, self.member.output
         new = tokens - self.counted_tokens
         output.tokens += new
         if self.begun_s and self.placed.streams:

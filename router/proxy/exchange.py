@@ -206,6 +206,10 @@ class Exchange:
     def send(self, body: bytes) -> None:
         raise NotImplementedError
 
+    def chunk_writer(self) -> Callable[[bytes], None] | None:
+        """A function for further chunks that are framed already; None: their bodies are to be sent."""
+        return None
+
     def finish(self, body: bytes = b"") -> None:
         raise NotImplementedError
 

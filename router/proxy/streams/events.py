@@ -75,7 +75,7 @@ def is_aborted(api: str, answer: bytes, profile: EngineProfile) -> bool:
     if api == "messages":
         return profile.hides_aborts and b'"stop_reason"' not in answer and b'"content"' in answer
     mark, pattern = _ABORTED.get(api, _UNKNOWN)
-    return pattern is not None and mark in answer and pattern.search(answer) is not None
+    return pattern is not None and answer.find(mark) >= 0 and pattern.search(answer) is not None
 
 
 def is_servers_error(body: bytes) -> bool:
@@ -106,10 +106,8 @@ class SentEvents:
     def before_abort(self, body: bytes) -> bytes | None:
         """The whole events before the one with which the engine gives the answer up; None: it does not, in `body`."""
         before = self.end[-LONGEST_END:]  # the event may begin in it
-        if self._aborts is None or (self.mark not in body and before.endswith(b"\n\n")):
-            return None
-        found = self._aborts.search(held := before + body)
-        if found is None:
+        held = before + body
+        if self._aborts is None or (found := self._aborts.search(held)) is None:
             return None
         good = held[: found.start()]
         ends = [good.rfind(end) + len(end) for end in (b"\n\n", b"\n\r\n") if end in good]
