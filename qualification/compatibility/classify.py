@@ -12,7 +12,7 @@ import msgspec
 
 from api.generation_apis import APIS
 from qualification.compatibility.probes import BASES, ENDING, Probe, probe_of
-from qualification.compatibility.sdk import KINDS, fields, kinds
+from qualification.compatibility.sdk import KINDS, fields, kinds, resolved
 from tests.chaos.routers import RouterProcess, router
 from tests.events.processes import wait_until
 from tests.replica.models import saved
@@ -138,7 +138,7 @@ def outcomes_of_kinds(served: RouterProcess) -> dict[tuple[str, str], dict[str, 
     found: dict[tuple[str, str], dict[str, list[str]]] = {}
     for (api, place), union in KINDS.items():
         of_place = found.setdefault((api, place), {})
-        for name, example in kinds(union):
+        for name, example in kinds(resolved(union)):
             of_place.setdefault(outcome_of_kind(served, api, place, example), []).append(name)
     return found
 
@@ -200,6 +200,6 @@ def _bodies() -> Iterator[tuple[str, str, dict[str, Any]]]:
             value = MODEL if name == "model" else probe.value
             yield api, name, base | {"model": MODEL} | probe.beside | {name: value}
     for (api, place), union in KINDS.items():
-        for name, example in kinds(union):
+        for name, example in kinds(resolved(union)):
             for changed in with_item(api, place, example):
                 yield api, f"{place} {name}", BASES[api] | {"model": MODEL} | changed

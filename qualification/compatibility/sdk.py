@@ -1,38 +1,35 @@
 """The fields of the four APIs, and the kinds of items in their lists, as the official clients' own types name them."""
 
 from collections.abc import Iterator
+from importlib import import_module
+from pkgutil import resolve_name
 from types import UnionType
 from typing import Any, Literal, Required, Union, get_args, get_origin
 
-import anthropic.types as anthropic_types
-import openai.types.chat as chat_types
-import openai.types.responses as responses_types
-from anthropic.types import message_create_params as messages
-from anthropic.types.beta import message_create_params as beta_messages
-from openai.types import completion_create_params as completions
-from openai.types.chat import completion_create_params as chat
-from openai.types.responses import response_create_params as responses
 from typing_extensions import get_type_hints, is_typeddict
 
 from api.generation_apis import APIS
 
 REQUIRED: Any = Required
 CLIENTS = ("openai", "anthropic")  # the packages that name the fields
-PARAMETERS: dict[str, tuple[Any, ...]] = {
-    "chat": (chat.CompletionCreateParamsStreaming,),
-    "completions": (completions.CompletionCreateParamsStreaming,),
-    "responses": (responses.ResponseCreateParamsStreaming,),
-    "messages": (messages.MessageCreateParamsStreaming, beta_messages.MessageCreateParamsStreaming),
+PARAMETERS: dict[str, tuple[str, ...]] = {
+    "chat": ("openai.types.chat.completion_create_params.CompletionCreateParamsStreaming",),
+    "completions": ("openai.types.completion_create_params.CompletionCreateParamsStreaming",),
+    "responses": ("openai.types.responses.response_create_params.ResponseCreateParamsStreaming",),
+    "messages": (
+        "anthropic.types.message_create_params.MessageCreateParamsStreaming",
+        "anthropic.types.beta.message_create_params.MessageCreateParamsStreaming",
+    ),
 }
 IN_HEADERS = {"betas"}  # which the client does not put into the body
-KINDS: dict[tuple[str, str], Any] = {
-    ("chat", "messages[].content[]"): chat_types.ChatCompletionContentPartParam,
-    ("chat", "tools[]"): chat_types.ChatCompletionToolUnionParam,
-    ("responses", "input[]"): responses_types.ResponseInputItemParam,
-    ("responses", "input[].content[]"): responses_types.ResponseInputContentParam,
-    ("responses", "tools[]"): responses_types.ToolParam,
-    ("messages", "messages[].content[]"): anthropic_types.ContentBlockParam,
-    ("messages", "tools[]"): anthropic_types.ToolUnionParam,
+KINDS: dict[tuple[str, str], str] = {
+    ("chat", "messages[].content[]"): "openai.types.chat.ChatCompletionContentPartParam",
+    ("chat", "tools[]"): "openai.types.chat.ChatCompletionToolUnionParam",
+    ("responses", "input[]"): "openai.types.responses.ResponseInputItemParam",
+    ("responses", "input[].content[]"): "openai.types.responses.ResponseInputContentParam",
+    ("responses", "tools[]"): "openai.types.responses.ToolParam",
+    ("messages", "messages[].content[]"): "anthropic.types.ContentBlockParam",
+    ("messages", "tools[]"): "anthropic.types.ToolUnionParam",
 }
 
 # What an example needs besides, to be one that makes sense.
@@ -43,11 +40,17 @@ BESIDES: dict[str, dict[str, Any]] = {
 }
 
 
+def resolved(name: str) -> Any:
+    """Import a client's type, Anthropic's first: of two choices that differ in order alone, typing keeps the first."""
+    import_module("anthropic.types")
+    return resolve_name(name)
+
+
 def hints(api: str) -> dict[str, Any]:
     """The types of the fields that the API's client sends."""
     found: dict[str, Any] = {}
     for parameters in PARAMETERS[api]:
-        found |= get_type_hints(parameters)
+        found |= get_type_hints(resolved(parameters))
     return {name: hint for name, hint in found.items() if name not in IN_HEADERS}
 
 

@@ -1,9 +1,6 @@
 import json
 import math
 
-import openai.types as openai
-import openai.types.chat as openai_chat
-
 from api import responses
 from api.responses import (
     ChatChoice,
@@ -20,6 +17,7 @@ from api.responses import (
     usage,
 )
 from api.tokens.tokenizer import ByteTokenizer
+from tests.late import openai
 
 BYTES = ByteTokenizer()
 CHOSEN = [(97, -0.5, [(97, -0.5), (98, -1.5)]), (0xC3, -math.inf, [(0xA9, -2.0)])]
@@ -30,7 +28,7 @@ def test_a_completion_is_one_for_the_openai_client() -> None:
         index=0, text="a", finish_reason="stop", logprobs=responses.completion_logprobs(BYTES, CHOSEN, 10)
     )
     whole = Completion(id=responses.completion_id(), created=1, model="demo", choices=[choice], usage=usage(9, 2, 8))
-    read = openai.Completion.model_validate_json(encode(whole), strict=True)
+    read = openai.types.Completion.model_validate_json(encode(whole), strict=True)
     assert read.usage is not None and read.usage.prompt_tokens_details is not None
     assert (read.usage.total_tokens, read.usage.prompt_tokens_details.cached_tokens) == (11, 8)
     logprobs = read.choices[0].logprobs
@@ -49,7 +47,7 @@ def test_a_chat_completion_is_one_for_the_openai_client() -> None:
         logprobs=responses.chat_logprobs(BYTES, CHOSEN),
     )
     whole = ChatCompletion(id=responses.chat_id(), created=1, model="demo", choices=[choice], usage=usage(9, 2, 8))
-    read = openai_chat.ChatCompletion.model_validate_json(encode(whole), strict=True)
+    read = openai.types.chat.ChatCompletion.model_validate_json(encode(whole), strict=True)
     assert read.choices[0].message.content == "a"
     logprobs = read.choices[0].logprobs
     assert logprobs is not None and logprobs.content is not None
@@ -78,7 +76,7 @@ def test_log_probabilities_of_a_prompt_are_as_vllm_writes_them() -> None:
 def test_a_chunk_is_one_for_the_openai_client() -> None:
     choice = ChatChunkChoice(index=1, delta=Delta(content="é"))
     chunk = ChatChunk(id="chatcmpl-1", created=1, model="demo", choices=[choice])
-    read = openai_chat.ChatCompletionChunk.model_validate_json(encode(chunk), strict=True)
+    read = openai.types.chat.ChatCompletionChunk.model_validate_json(encode(chunk), strict=True)
     assert read.choices[0].delta.content == "é"
     assert read.usage is None
 
@@ -100,7 +98,7 @@ def test_what_openai_leaves_out_is_left_out_and_what_it_sends_as_null_is_sent() 
 
 def test_models_are_a_list_for_the_openai_client() -> None:
     listed = json.loads(encode(ModelList(data=[Model(id="demo", created=1, max_model_len=8192)])))
-    assert openai.Model.model_validate(listed["data"][0]).id == "demo"
+    assert openai.types.Model.model_validate(listed["data"][0]).id == "demo"
     assert listed["data"][0]["max_model_len"] == 8192
 
 

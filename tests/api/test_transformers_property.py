@@ -13,7 +13,6 @@ from typing import Any
 
 import jinja2
 import pytest
-import transformers
 from hypothesis import event, given
 from hypothesis import strategies as st
 
@@ -26,6 +25,7 @@ from tests.api.bodies import JSON
 from tests.api.chat_templates import OTHER, TEMPLATES
 from tests.api.tokenizers import BYTE_TOKENS, TEXTS
 from tests.api.trained import FAMILIES
+from tests.late import transformers
 
 ENDS = {
     "gpt2": ("<|endoftext|>", "<|endoftext|>"),

@@ -5,12 +5,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
 
 @contextmanager
 def drawing(path: Path, *, title: str, x: str, y: str) -> Iterator[Any]:
     """Yield matplotlib's axes; write the file on success only."""
+    from matplotlib.figure import Figure  # it takes a second, and a fast test imports this file
+
     figure = Figure(figsize=(8.0, 4.5), layout="constrained")
     axes = figure.add_subplot(title=title, xlabel=x, ylabel=y)
     axes.grid(alpha=0.3)

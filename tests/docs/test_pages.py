@@ -3,10 +3,11 @@
 import os
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
+from unittest.mock import patch
 
 import click
 import pytest
@@ -61,10 +62,10 @@ def unknown_word(line: str) -> str | None:
 
 def real_output(command: str) -> str:
     """Run `warmroute ...` as a terminal of 100 columns without colours would show it."""
-    env = os.environ | {"COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1"}
-    arguments = shlex.split(command)[1:]
-    finished = subprocess.run([sys.executable, "-m", "fleet", *arguments], env=env, capture_output=True, text=True)
-    return finished.stdout
+    shown = patch.dict(os.environ, {"COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1"})
+    with shown, redirect_stdout(StringIO()) as output:
+        warmroute.main(shlex.split(command)[1:], prog_name="warmroute", standalone_mode=False)
+    return output.getvalue()
 
 
 def help_pasted_in_pages() -> list[tuple[str, str]]:

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import openai
 import pytest
 
 from tests.events.processes import wait_until
 from tests.fleet.test_up import Up, output_of, starting
+from tests.late import openai
 from tests.processes import family, is_alive, of_process, opened
 
 pytestmark = [

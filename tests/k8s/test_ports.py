@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from ray.scripts.scripts import start as ray_start
 
 from tests.k8s.commands import values_of, variables
 from tests.k8s.policies import selects
@@ -83,6 +82,8 @@ def test_the_version_of_ray_is_that_of_the_images(variant: str) -> None:
 
 @pytest.mark.parametrize("variant", ON_RAY)
 def test_what_ray_is_started_with_are_its_options(variant: str) -> None:
+    from ray.scripts.scripts import start as ray_start  # it takes a second
+
     known = {name.removeprefix("--") for param in ray_start.params for name in param.opts}
     [cluster] = of_kind(rendered(variant), "RayCluster")
     for group in [cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]]:

@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-import transformers
 from torch import Tensor
-from transformers.utils import logging as transformers_logging
 
 from events.blocks import pack_tokens
 from replica.build import build
@@ -25,8 +23,7 @@ from replica.model.config import read_config
 from replica.process import make_mover
 from replica.runners.clock import WallClock
 from replica.runners.runner import Runner
-
-transformers_logging.disable_progress_bar()
+from tests.late import transformers
 
 VOCABULARY = 320
 LENGTH = 512

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
 from api.tokens.tokenizer import HfTokenizer
 from replica.model.gguf.weights import GgufTensors
+from tests.late import transformers
 from tests.replica import smollm2
 from tests.replica.checkpoint import WAYS, compared, perplexities, said
 from tests.replica.model.gguf.test_tokenizer import TEXTS

@@ -10,13 +10,13 @@ from typing import Any, TypeAlias
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 import torch
-import transformers
 
 from api.openai.constraints import Constraint
 from events.blocks import pack_tokens
 from replica.engine.engine import Engine
 from replica.grammar.matcher import Matcher
 from replica.messages import Sampling, Submit
+from tests.late import transformers
 from tests.replica.grammar.constraints import compiler, text, vocabulary
 from tests.replica.models import SMALL, finish, native
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from openai import OpenAI
 
 from api.native import REQUEST_TYPE, Native, envelope, pack_ids
 from api.openai.requests import ChatRequest
@@ -15,6 +14,7 @@ from replica.config import AnswerRule, SimulatedConfig
 from replica.http.work import ScriptedAnswers
 from replica.messages import Sampling
 from replica.runners.request import Request
+from tests.late import openai
 from tests.replica.engines import chain
 from tests.replica.runners.test_simulated import EOS, runner
 from tests.replica.serving import MODEL, Replica, replica
@@ -71,7 +71,7 @@ def test_a_custom_tool_of_a_response_is_called_with_text(scripted: Replica) -> N
         {"type": "namespace", "name": "files", "description": "", "tools": [{"type": "custom", "name": "patch"}]},
     ]
     asked: dict[str, Any] = {"model": MODEL, "tools": tools}
-    with OpenAI(base_url=f"{scripted.url}/v1", api_key="none", max_retries=0) as client:
+    with openai.OpenAI(base_url=f"{scripted.url}/v1", api_key="none", max_retries=0) as client:
         with client.responses.stream(**asked, input="Write.") as stream:
             events = list(stream)
         deltas = [event.delta for event in events if event.type == "response.custom_tool_call_input.delta"]

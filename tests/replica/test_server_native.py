@@ -15,12 +15,10 @@ from typing import Any
 import httpx2
 import pytest
 import torch
-import transformers
-from openai import AsyncOpenAI
-from openai.types import Completion
 
 from api.tokens.tokenizer import ByteTokenizer
 from tests.events.processes import DEADLINE_S
+from tests.late import openai, transformers
 from tests.replica.models import LENGTH, VOCABULARY, logits, saved
 from tests.replica.natives import Serving, ask, completion, failed, natives, tokens
 from tests.replica.serving import Replica
@@ -60,7 +58,7 @@ def prompts(lengths: Sequence[int] = LENGTHS, seed: int = 1) -> list[list[int]]:
 class Told:
     """The part of one choice that a client has read."""
 
-    def __init__(self, answers: Sequence[Completion]) -> None:
+    def __init__(self, answers: Sequence["openai.types.Completion"]) -> None:
         choices = [choice.model_dump() for answer in answers for choice in answer.choices]
         self.token_ids: list[int] = [token for choice in choices for token in choice["token_ids"]]
         self.logprobs: list[float] = [value for choice in choices for value in choice["logprobs"]["token_logprobs"]]
@@ -68,7 +66,7 @@ class Told:
         self.finish_reason: str = choices[-1]["finish_reason"]
 
 
-async def told(client: AsyncOpenAI, prompt: list[int], *, stream: bool, logprobs: int) -> Told:
+async def told(client: "openai.AsyncOpenAI", prompt: list[int], *, stream: bool, logprobs: int) -> Told:
     extra = {"ignore_eos": True, "return_token_ids": True}
     if not stream:
         return Told(
@@ -120,7 +118,7 @@ async def test_a_crowd_of_mixed_lengths_is_told_what_transformers_says(
 ) -> None:
     asked = prompts(seed=1 + stream)
     alternatives = [0, 20, *range(1, len(asked) - 1)]
-    async with AsyncOpenAI(base_url=f"{serving(name).url}/v1", api_key="none", max_retries=0) as client:
+    async with openai.AsyncOpenAI(base_url=f"{serving(name).url}/v1", api_key="none", max_retries=0) as client:
         pairs = zip(asked, alternatives, strict=True)
         crowd = await asyncio.gather(*(told(client, one, stream=stream, logprobs=top) for one, top in pairs))
     for prompt, answer, top in zip(asked, crowd, alternatives, strict=True):

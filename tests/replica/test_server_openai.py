@@ -2,30 +2,28 @@
 
 from collections.abc import AsyncIterator, Iterator
 
-import openai
 import pytest
-from openai import AsyncOpenAI, OpenAI
-from openai.types.chat import ChatCompletionMessageParam
 
+from tests.late import openai
 from tests.replica.serving import MODEL, Replica
 
 IGNORE_EOS = {"ignore_eos": True}
-HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hello"}]
+HELLO: list["openai.types.chat.ChatCompletionMessageParam"] = [{"role": "user", "content": "hello"}]
 
 
 @pytest.fixture
-def client(served: Replica) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as made:
+def client(served: Replica) -> Iterator["openai.OpenAI"]:
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as made:
         yield made
 
 
 @pytest.fixture
-async def asynchronous(served: Replica) -> AsyncIterator[AsyncOpenAI]:
-    async with AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as made:
+async def asynchronous(served: Replica) -> AsyncIterator["openai.AsyncOpenAI"]:
+    async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as made:
         yield made
 
 
-def test_models(client: OpenAI) -> None:
+def test_models(client: "openai.OpenAI") -> None:
     assert [model.id for model in client.models.list()] == [MODEL]
     assert client.models.retrieve(MODEL) == client.models.list().data[0]
     with pytest.raises(openai.NotFoundError) as caught:
@@ -33,7 +31,7 @@ def test_models(client: OpenAI) -> None:
     assert caught.value.code == "model_not_found"
 
 
-def test_completion(client: OpenAI) -> None:
+def test_completion(client: "openai.OpenAI") -> None:
     answer = client.completions.create(
         model=MODEL, prompt="hello", max_tokens=12, seed=1, n=2, logprobs=1, extra_body=IGNORE_EOS
     )
@@ -46,7 +44,7 @@ def test_completion(client: OpenAI) -> None:
     assert "".join(logprobs.tokens) == answer.choices[0].text
 
 
-def test_chat(client: OpenAI) -> None:
+def test_chat(client: "openai.OpenAI") -> None:
     answer = client.chat.completions.create(
         model=MODEL,
         messages=HELLO,
@@ -64,7 +62,7 @@ def test_chat(client: OpenAI) -> None:
     assert len(choice.logprobs.content[0].top_logprobs) == 2
 
 
-async def test_streamed_chat_with_usage(asynchronous: AsyncOpenAI) -> None:
+async def test_streamed_chat_with_usage(asynchronous: "openai.AsyncOpenAI") -> None:
     stream = await asynchronous.chat.completions.create(
         model=MODEL,
         messages=HELLO,
@@ -84,7 +82,7 @@ async def test_streamed_chat_with_usage(asynchronous: AsyncOpenAI) -> None:
     assert len({chunk.id for chunk in chunks}) == 1
 
 
-def test_errors_are_the_classes_that_applications_catch(client: OpenAI) -> None:
+def test_errors_are_the_classes_that_applications_catch(client: "openai.OpenAI") -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         client.completions.create(model="other", prompt="hello")
     assert missing.value.code == "model_not_found"

@@ -3,22 +3,21 @@
 from collections.abc import Iterator
 from typing import Any
 
-import openai
 import pytest
-from openai import OpenAI
 
+from tests.late import openai
 from tests.replica.serving import MODEL, Replica
 
 MORE = {"ignore_eos": True, "seed": 1}
 
 
 @pytest.fixture
-def client(served: Replica) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as made:
+def client(served: Replica) -> Iterator["openai.OpenAI"]:
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as made:
         yield made
 
 
-def test_a_response_is_the_same_whole_and_streamed(client: OpenAI) -> None:
+def test_a_response_is_the_same_whole_and_streamed(client: "openai.OpenAI") -> None:
     asked: dict[str, Any] = {"model": MODEL, "input": "hello", "instructions": "Be brief.", "max_output_tokens": 12}
     whole = client.responses.create(**asked, metadata={"a": "b"}, extra_body=MORE)
     assert whole.id.startswith("resp_") and whole.status == "incomplete" and whole.metadata == {"a": "b"}
@@ -46,7 +45,7 @@ def test_a_response_is_the_same_whole_and_streamed(client: OpenAI) -> None:
     assert told == whole.output_text
 
 
-def test_a_response_is_continued_and_read_until_it_is_deleted(client: OpenAI) -> None:
+def test_a_response_is_continued_and_read_until_it_is_deleted(client: "openai.OpenAI") -> None:
     asked = "Tell me of the sea. " * 10
     first = client.responses.create(model=MODEL, input=asked, max_output_tokens=8, extra_body=MORE)
     more: dict[str, Any] = {"model": MODEL, "input": "And then?", "max_output_tokens": 8, "extra_body": MORE}
@@ -74,7 +73,7 @@ def test_a_response_is_continued_and_read_until_it_is_deleted(client: OpenAI) ->
     assert third.usage is not None and third.usage.input_tokens > second.usage.input_tokens
 
 
-def test_items_of_earlier_responses_may_be_named_by_their_ids(client: OpenAI) -> None:
+def test_items_of_earlier_responses_may_be_named_by_their_ids(client: "openai.OpenAI") -> None:
     asked: dict[str, Any] = {"model": MODEL, "max_output_tokens": 8, "extra_body": MORE}
     said: list[Any] = [{"role": "user", "content": "Tell me of the sea."}]
     written = list(said)
@@ -90,7 +89,7 @@ def test_items_of_earlier_responses_may_be_named_by_their_ids(client: OpenAI) ->
             client.responses.create(**asked, input=[{"type": "item_reference", "id": missing}])
 
 
-def test_a_request_may_say_the_id_of_its_response(client: OpenAI) -> None:
+def test_a_request_may_say_the_id_of_its_response(client: "openai.OpenAI") -> None:
     asked: dict[str, Any] = {"model": MODEL, "input": "hello", "max_output_tokens": 2}
     made = client.responses.create(**asked, extra_body={"request_id": "resp_mine"})
     assert made.id == "resp_mine" and client.responses.retrieve("resp_mine").output == made.output
@@ -99,7 +98,7 @@ def test_a_request_may_say_the_id_of_its_response(client: OpenAI) -> None:
             client.responses.create(**asked, extra_body={"request_id": bad})
 
 
-def test_a_response_that_is_not_stored_cannot_be_read(client: OpenAI) -> None:
+def test_a_response_that_is_not_stored_cannot_be_read(client: "openai.OpenAI") -> None:
     made = client.responses.create(model=MODEL, input="hello", max_output_tokens=2, store=False)
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(made.id)
@@ -116,7 +115,9 @@ def test_a_response_that_is_not_stored_cannot_be_read(client: OpenAI) -> None:
         ({"max_output_tokens": 10**6}, "max_output_tokens"),
     ],
 )
-def test_what_cannot_be_answered_is_refused_by_its_name(client: OpenAI, fields: dict[str, Any], param: str) -> None:
+def test_what_cannot_be_answered_is_refused_by_its_name(
+    client: "openai.OpenAI", fields: dict[str, Any], param: str
+) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.responses.create(model=MODEL, extra_body={"input": "hello"} | fields)
     assert caught.value.param == param

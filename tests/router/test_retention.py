@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -12,11 +12,8 @@ from fleet.commands.router import prefixes
 from replica.config import SimulatedConfig
 from tests.chaos.routers import RouterProcess, router
 from tests.events.processes import wait_until
+from tests.late import anthropic
 from tests.replica.serving import MODEL, Replica, replica
-
-if TYPE_CHECKING:
-    from anthropic import Anthropic
-    from anthropic.types import Usage
 
 SIZE = 16
 AN_HOUR = {"type": "ephemeral", "ttl": "1h"}
@@ -59,13 +56,11 @@ def book(name: str, length: int = 320) -> str:
     return (f"{name} " * length)[:length]
 
 
-def client_of(url: str, key: str = "none") -> "Anthropic":
-    from anthropic import Anthropic  # it takes a second, which each test process would need
-
-    return Anthropic(base_url=url, api_key=key, max_retries=0)
+def client_of(url: str, key: str = "none") -> "anthropic.Anthropic":
+    return anthropic.Anthropic(base_url=url, api_key=key, max_retries=0)
 
 
-def ask(served: RouterProcess, text: str, control: Any = None, salt: str | None = None) -> "Usage":
+def ask(served: RouterProcess, text: str, control: Any = None, salt: str | None = None) -> "anthropic.types.Usage":
     system: Any = [{"type": "text", "text": text} | ({} if control is None else {"cache_control": control})]
     with client_of(served.url) as client:
         return client.messages.create(

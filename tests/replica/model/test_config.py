@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import transformers
 
 from replica.model.config import Llama3Scaling, ModelConfig, parse_config, read_config
+from tests.late import transformers
 
 SHAPES = {
     "vocab_size": 96,

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
 from api.prompts.templates import Conversation
 from api.tokens.tokenizer import HfTokenizer
 from replica.model import demo, demo_weights
 from replica.model.demo import demo_folder
 from tests.events.processes import wait_until
+from tests.late import transformers
 
 # Whoever changes these must raise VERSION, so that machines that have the old files make the new ones.
 DIGESTS = {

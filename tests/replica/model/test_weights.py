@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import save_file
 
 from replica.model.progress import Lines
 from replica.model.weights import Weights
+from tests.late import transformers
 
 SHAPE = (8, 4)
 
@@ -21,7 +21,7 @@ def one_file(folder: Path, **tensors: torch.Tensor) -> Path:
     return folder
 
 
-def sharded(folder: Path) -> transformers.LlamaForCausalLM:
+def sharded(folder: Path) -> "transformers.LlamaForCausalLM":
     """A tiny Llama as transformers saves a large one."""
     config = transformers.LlamaConfig(
         vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2

@@ -11,9 +11,9 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
-from transformers import AutoTokenizer
 
 from api.tokens.tokenizer import HfTokenizer
+from tests.late import transformers
 from tests.replica import smollm2
 from tests.replica.model.gguf.files import CONTROL, NORMAL, USER_DEFINED, folder_of, gguf_of
 from tests.replica.models import VOCABULARY
@@ -59,7 +59,7 @@ def theirs(file: Path, alone: Path) -> Any:
     """Return the tokenizer that transformers makes of the same file, without one of ours beside it."""
     alone.mkdir()
     (alone / file.name).symlink_to(file)
-    return AutoTokenizer.from_pretrained(alone, gguf_file=file.name)
+    return transformers.AutoTokenizer.from_pretrained(alone, gguf_file=file.name)
 
 
 def assert_same(ours: HfTokenizer, known: Any) -> None:
