@@ -21,7 +21,7 @@ def map_large_blocks() -> None:
 
     Otherwise glibc raises its threshold to the size of each such block that is freed, up to 32 MB: the next bodies come
     from its heap, which shrinks only from its end. The threshold is below what is read at once from a fast client; with
-    256 KB the heap of a router under attack grew to 140 MB, with this to 27 MB (`python -m tests.bench bodies`).
+    256 KB the heap of a router under attack grew to 140 MB, with this to 27 MB.
     """
     if sys.platform == "linux" and (mallopt := getattr(_C, "mallopt", None)) is not None:  # glibc has it
         mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)

@@ -20,7 +20,6 @@ PARTS = (
 # Take long, or need what is no part of the project: other routers, traces, Chromium. Some write to docs/,
 # `terminal` with tmux.
 BY_NAME = (
-    "bodies",
     "demo",
     "peers",
     "policies",

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.bench.bodies import FAST, HELLO, memory, posted
 from tests.chaos.replicas import command, open_files, resident_bytes
 from tests.chaos.routers import router
 from tests.events.processes import wait_until
+from tests.hostile.attackers import FAST, HELLO, memory, posted
 from tests.replica.serving import MODEL, Replica
 from tests.router.scripted import CHAT, COMPLETIONS, connect
 

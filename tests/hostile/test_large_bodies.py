@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 import uvloop
 
-from tests.bench.bodies import FAST, MEGABYTE, attackers, latencies, memory, percentile, unfinished
 from tests.chaos.replicas import command
 from tests.chaos.routers import RouterProcess, router
 from tests.events.processes import wait_until
+from tests.hostile.attackers import FAST, MEGABYTE, attackers, latencies, memory, percentile, unfinished
 from tests.processes import children
 from tests.replica.serving import Replica
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.skipif(sys.platform != "linux", rea
 
 MOST = 500 * MEGABYTE
 KEPT = 150 * MEGABYTE  # of what an idle router or replica takes, when all have gone
-# The promise is 50 ms (`python -m tests.bench bodies`); here others use the same two cores. Without the fix: seconds.
+# The promise is 50 ms; here others use the same two cores. Without the fix: seconds.
 PATIENCE_MS = 1000.0
 ASKED_S = 3.0
 REST = ("a million messages", "2 million logit_bias entries", "the same key again", "1 MB of nested lists")

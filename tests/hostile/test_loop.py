@@ -21,7 +21,7 @@ from router.prompts.prompt import Peek, Prompt
 from router.prompts.reading.client import LONG_EVENT_BYTES
 from router.proxy.streams.continuation import Continuation
 from router.proxy.streams.fields import without_ids
-from tests.bench.bodies import memory
+from tests.hostile.attackers import memory
 from tests.hostile.clocked import Clocked, clocked
 from tests.hostile.test_routes import routes_of
 from tests.router.keeping import PATH, Keeping

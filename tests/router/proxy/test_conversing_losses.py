@@ -239,17 +239,6 @@ async def test_a_stream_that_another_replica_words_otherwise_ends_with_the_apis_
 
 
 @pytest.mark.parametrize("path", [MESSAGES, RESPONSES])
-async def test_without_resume_a_stream_ends_with_the_apis_own_error(path: str) -> None:
-    events = OF[path]("a", ["one ", "two "])
-    script = Script(streams(events[:3], "drop"), streams(events))
-    async with world(script, resume=False) as (_, client):
-        answer = await stream_of(client, path)
-        *begun, last, end = answer.body.split(b"\n\n")
-        assert b"\n\n".join(begun) + b"\n\n" == b"".join(events[:3]) and not end
-        assert last.startswith(b"event: error\n") and len(script.calls) == 1
-
-
-@pytest.mark.parametrize("path", [MESSAGES, RESPONSES])
 async def test_records_tell_the_first_byte_of_a_stream_and_that_it_broke(path: str) -> None:
     events = OF[path]("a", ["one ", "two "])
     script = Script(streams(events), streams(events[:3], "drop"))

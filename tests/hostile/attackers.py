@@ -1,34 +1,28 @@
-"""Measure how the largest bodies delay other clients and fill memory: real router and sockets, simulated replica.
+"""Clients with the largest bodies, and one that measures how they delay it.
 
-`python -m tests.bench.bodies PORT SHAPE` runs eight clients in a process of their own; each sends bodies of one shape,
-one after the other. They run at the lowest priority, since attackers do not use the CPU of the attacked machine.
+`python -m tests.hostile.attackers PORT SHAPE` runs eight clients in a process of their own; each sends bodies of one
+shape, one after the other. They run at the lowest priority, since attackers do not use the CPU of the attacked machine.
 """
 
 import asyncio
 import json
 import os
-import random
-import statistics
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager, nullcontext, suppress
+from contextlib import AsyncExitStack, contextmanager, suppress
 from pathlib import Path
 
 import uvloop
 
-from tests.chaos.replicas import command
-from tests.chaos.routers import RouterProcess, router
-from tests.processes import children
-from tests.replica.serving import MODEL, Replica
+from tests.replica.serving import MODEL
 from tests.router.scripted import CHAT, COMPLETIONS, connect
 
 CLIENTS = 8
 SIZE = 30_000_000
 UNFINISHED = 100
-QUIET_S = 4.0  # how long the quiet client asks in each round
 EVERY_S = 0.01
 MEGABYTE = 10**6
 HELLO = json.dumps({"model": MODEL, "prompt": "hello", "max_tokens": 4, "seed": 1, "ignore_eos": True}).encode()
@@ -55,43 +49,14 @@ def biases() -> bytes:
     return b",".join([b'"%d":1' % number for number in range(SIZE // 14)])
 
 
-def hardly_repeating() -> bytes:
-    """Text in which a tokenizer finds few words: letters of many scripts in random order."""
-    chance = random.Random(1)
-    return "".join(chr(chance.randint(0x4E00, 0x9FFF)) for _ in range(SIZE // 3)).encode()
-
-
 SHAPES: dict[str, tuple[str, Callable[[], bytes]]] = {
     "15 million token ids": (COMPLETIONS, lambda: prompt(b"[%b]" % filled(b"1"))),
-    "1,024 lists of token ids": (COMPLETIONS, lambda: prompt(b"[%b]" % filled(b"[%b]" % filled(b"77", 24_000)))),
     "a million messages": (CHAT, lambda: chat(filled(USER % b"x"))),
-    "60,000 messages": (CHAT, lambda: chat(filled(USER % (b"x" * 470)))),
     "2 million logit_bias entries": (CHAT, lambda: chat(USER % b"x", b',"logit_bias":{%b}' % biases())),
-    "one text": (COMPLETIONS, lambda: prompt(b'"%b"' % (b"a" * SIZE))),
-    "one text of escapes": (COMPLETIONS, lambda: prompt(b'"%b"' % filled(b"\\u0041", joint=b""))),
-    "a text without repetitions": (COMPLETIONS, lambda: prompt(b'"%b"' % hardly_repeating())),
     "nested lists": (COMPLETIONS, lambda: prompt(b"[%b]" % filled(b"[" * 300 + b"]" * 300))),
-    "tools with small keys": (CHAT, lambda: chat(USER % b"x", b',"tools":[%b]' % filled(b'{"a":{"b":1}}'))),
-    "one large schema": (
-        CHAT,
-        lambda: chat(
-            USER % b"x",
-            b',"tools":[{"type":"function","function":{"name":"f","parameters":{"p":[%b]}}}]' % filled(b'{"t":"s"}'),
-        ),
-    ),
-    "stop strings": (CHAT, lambda: chat(USER % b"x", b',"stop":[%b]' % filled(b'"ab"'))),
-    "numbers of 10,000 digits": (COMPLETIONS, lambda: prompt(b"[%b]" % filled(b"9" * 10_000))),
     "the same key again": (CHAT, lambda: chat(USER % b"x", b"," + filled(b'"user":"u"'))),
-    "unknown keys": (
-        CHAT,
-        lambda: chat(USER % b"x", b"," + b",".join(b'"k%d":[]' % number for number in range(SIZE // 13))),
-    ),
-    "1 MB of token ids": (COMPLETIONS, lambda: prompt(b"[%b]" % filled(b"1", MEGABYTE))),
     "1 MB of nested lists": (COMPLETIONS, lambda: prompt(b"[%b]" % filled(b"[" * 300 + b"]" * 300, MEGABYTE))),
-    "1 MB of text": (CHAT, lambda: chat(USER % (b"a word " * (MEGABYTE // 7)))),
-    "64 KB of nested lists": (COMPLETIONS, lambda: prompt(b"[%b]" % filled(b"[" * 300 + b"]" * 300, 64_000))),
     "/v1/embeddings": ("/v1/embeddings", lambda: b'{"model":"demo","input":[%b]}' % filled(b"1")),
-    "/explain": ("/explain", lambda: chat(filled(USER % b"x"))),
 }
 
 
@@ -126,7 +91,7 @@ async def attack(port: int, shape: str) -> None:
 
 @contextmanager
 def attackers(port: int, shape: str, told: Counter[str]) -> Iterator[None]:
-    command = [sys.executable, "-m", "tests.bench.bodies", str(port), shape]
+    command = [sys.executable, "-m", "tests.hostile.attackers", str(port), shape]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None and process.stdout is not None
         try:
@@ -139,7 +104,7 @@ def attackers(port: int, shape: str, told: Counter[str]) -> Iterator[None]:
             raise
 
 
-# ---- measured clients
+# ---- a measured client
 
 
 async def latencies(port: int, duration_s: float) -> list[float]:
@@ -173,28 +138,6 @@ def percentile(took_s: list[float], share: float) -> float:
     return sorted(took_s)[min(len(took_s) - 1, int(len(took_s) * share))] * 1000
 
 
-def measured(running: RouterProcess, shape: str | None, rounds: int) -> None:
-    pid, told = running.process.pid, Counter[str]()
-    p50, p99, peaks, readers = [], [], [], []
-    for _ in range(rounds):
-        forget_peaks(pid)
-        with attackers(running.port, shape, told) if shape else nullcontext():
-            if shape:
-                time.sleep(0.5)  # the bodies come
-            took_s = uvloop.run(latencies(running.port, QUIET_S))
-            peaks.append(memory(pid) / MEGABYTE)
-            readers.append(sum(map(memory, children(pid))) / MEGABYTE)
-        p50.append(percentile(took_s, 0.5))
-        p99.append(percentile(took_s, 0.99))
-    answers = ", ".join(f"{count} x {status}" for status, count in told.most_common())
-    figures = f"{middle(p50):.1f} | {middle(p99):.1f} | {max(peaks):.0f} | {max(readers):.0f}"
-    print(f"| {shape or 'no large bodies'} | {figures} | {answers} |", flush=True)
-
-
-def middle(figures: list[float]) -> float:
-    return statistics.median(figures)
-
-
 # ---- bodies without an end
 
 
@@ -222,25 +165,6 @@ async def unfinished(port: int, pid: int) -> tuple[Counter[int], float, float]:
         peak = memory(pid)
     await asyncio.sleep(1.0)
     return statuses, peak / MEGABYTE, memory(pid, "VmRSS") / MEGABYTE
-
-
-def never_finished(running: Replica, name: str) -> None:
-    statuses, peak, left = uvloop.run(unfinished(running.port, running.process.pid))
-    told = ", ".join(f"{count} x {status}" for status, count in statuses.most_common())
-    print(f"| {name} | {peak:.0f} | {left:.0f} | {told} |", flush=True)
-
-
-def run(rounds: int) -> None:
-    with command(*FAST) as replica, router("--replica", replica.url, "--log-level", "error") as running:
-        print(f"| {CLIENTS} clients with bodies of 30 MB | p50, ms | p99, ms | router, MB | readers, MB | answers |")
-        print("| --- | --- | --- | --- | --- | --- |")
-        for shape in (None, *SHAPES):
-            measured(running, shape, rounds)
-        print(f"\n| {UNFINISHED} unfinished bodies of 30 MB | peak, MB | left, MB | answers |")
-        print("| --- | --- | --- | --- |")
-        never_finished(running, "router")
-        never_finished(replica, "replica, its HTTP process")
-        print()
 
 
 if __name__ == "__main__":
