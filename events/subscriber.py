@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from types import TracebackType
+from typing import Self
 
 import zmq
 
@@ -49,12 +49,10 @@ class Subscriber:
         self._timer: asyncio.TimerHandle | None = None  # while there are any
         self._ticked_s = 0.0
 
-    async def __aenter__(self) -> "Subscriber":
+    async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
     def add(

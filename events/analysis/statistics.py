@@ -89,19 +89,12 @@ def _bucket(age_s: float) -> int:
 
 
 class Counts(Struct):
-    batches: int = 0
-    events: int = 0
-    stored_blocks: int = 0
-    removed_blocks: int = 0
+    """Totals, or rates per second."""
 
-
-class Rates(Struct):
-    """Per second."""
-
-    batches: float
-    events: float
-    stored_blocks: float
-    removed_blocks: float
+    batches: float = 0
+    events: float = 0
+    stored_blocks: float = 0
+    removed_blocks: float = 0
 
 
 class Lag(Struct):
@@ -138,7 +131,7 @@ class Report(Struct):
     last_seq: int
     span_s: float
     counts: Counts
-    rates: Rates
+    rates: Counts
     resident: list[Held]
     restored_blocks: int
     lives: Lives
@@ -201,7 +194,7 @@ class Statistics:
             view.stream.last_seq,
             span_s,
             self.counts,
-            Rates(*(getattr(self.counts, field) / (span_s or math.inf) for field in Counts.__struct_fields__)),
+            Counts(*(getattr(self.counts, field) / (span_s or math.inf) for field in Counts.__struct_fields__)),
             resident(tree, view.name),
             lives.restored,
             Lives(p10_s, p50_s, p90_s, p99_s, lives.ended, lives.censored(), lives.without_start),

@@ -79,9 +79,22 @@ class Tree:
         loose: list[Node] = []
         for change in changes:
             if isinstance(change, Stored):
-                loose += self._store(replica, change, at_s)
+                # A foreign tier that names blocks by hash alone sends no tokens: its blocks are known from another.
+                loose += self._place(change, at_s)[-1:] if change.event.token_ids else []
+                holder = Holder(replica, place(change.medium, change.group))
+                for key in change.keys:
+                    node = self.nodes.get(key) or self._add(key, None, at_s)
+                    node.held = self._intern((*node.held, holder))
+                    node.last_event_s = at_s
             elif isinstance(change, Removed):
-                loose += self._remove(Holder(replica, place(change.medium, change.group)), change.keys, at_s)
+                holder = Holder(replica, place(change.medium, change.group))
+                for key in change.keys:
+                    node = self.nodes[key]
+                    held = list(node.held)
+                    held.remove(holder)
+                    node.held = self._intern(held)
+                    node.last_event_s = at_s
+                    loose.append(node)
             elif isinstance(change, Cleared):
                 self.forget(replica)
         for node in loose:
@@ -101,18 +114,6 @@ class Tree:
         """Namespaces first, then detached nodes; each in the order of its first store."""
         tops = [node for node in self.nodes.values() if node.parent is None]
         return sorted(tops, key=lambda node: node.detached)
-
-    # ---- stores
-
-    def _store(self, replica: str, change: Stored, at_s: float) -> list[Node]:
-        # A foreign tier that names blocks by hash alone sends no tokens: its blocks are known from another tier.
-        nodes = self._place(change, at_s) if change.event.token_ids else []
-        holder = Holder(replica, place(change.medium, change.group))
-        for key in change.keys:
-            node = self.nodes.get(key) or self._add(key, None, at_s)
-            node.held = self._intern((*node.held, holder))
-            node.last_event_s = at_s
-        return nodes[-1:]
 
     def _place(self, change: Stored, at_s: float) -> list[Node]:
         """Return the nodes of the event's blocks, in order, adding missing ones."""
@@ -146,19 +147,6 @@ class Tree:
             parent.children[key] = node
         return node
 
-    # ---- removals
-
-    def _remove(self, holder: Holder, keys: Iterable[int], at_s: float) -> list[Node]:
-        loose = []
-        for key in keys:
-            node = self.nodes[key]
-            held = list(node.held)
-            held.remove(holder)
-            node.held = self._intern(held)
-            node.last_event_s = at_s
-            loose.append(node)
-        return loose
-
     def _prune(self, node: Node | None) -> None:
         """Remove the node if nothing at or below it is resident, then check its parent."""
         while node is not None and not node.held and not node.children and self.nodes.get(node.key) is node:
@@ -171,8 +159,6 @@ class Tree:
     def _intern(self, held: Iterable[Holder]) -> tuple[Holder, ...]:
         ordered = tuple(sorted(held))
         return self._interned.setdefault(ordered, ordered)
-
-    # ---- invariants
 
     def check(self, resolvers: Mapping[str, Resolver]) -> None:
         """Raise AssertionError if the tree is inconsistent, or differs from the replicas' resolvers."""

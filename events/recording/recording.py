@@ -80,7 +80,7 @@ class Recorder:
             tool = f"warmroute {version('warmroute')}"
         except PackageNotFoundError:
             tool = "warmroute"
-        self._append(msgspec.msgpack.encode(Header(sources, time.time(), tool, redact)))
+        self._append(Header(sources, time.time(), tool, redact))
         self._file.flush()
 
     def __enter__(self) -> "Recorder":
@@ -99,8 +99,7 @@ class Recorder:
 
     def write(self, record: Record) -> None:
         for ready in [record] if self._redactor is None else self._redactor.redact(record):
-            self._append(msgspec.msgpack.encode(ready))
-            self.records += 1
+            self._append(ready)
         self.flush_if_due()
 
     def flush_if_due(self) -> None:
@@ -115,14 +114,15 @@ class Recorder:
             return
         if self._redactor is not None:
             for ready in self._redactor.flush():
-                self._append(msgspec.msgpack.encode(ready))
-                self.records += 1
+                self._append(ready)
         self._file.close()
 
-    def _append(self, body: bytes) -> None:
+    def _append(self, message: Header | Record) -> None:
+        body = msgspec.msgpack.encode(message)
         head = MARK + len(body).to_bytes(4, "little") + zlib.crc32(body).to_bytes(4, "little")
         self._file.write(head + body)
         self.written_bytes += len(head) + len(body)
+        self.records += isinstance(message, Record)
 
 
 class Moment(NamedTuple):

@@ -17,6 +17,7 @@ A batch that was sent after a lost one can be named only once the lost one has b
 for up to HOLD_S. The same payload is always redacted to the same bytes, as duplicates are recognized by their bytes.
 """
 
+import math
 import secrets
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -57,28 +58,20 @@ class Redactor:
         if payload is not None:
             self._names[record.source].learn(payload)
         self._held.append(record)
-        ready = []
-        while self._held:
-            oldest = self._held[0]
-            batch = _payload(oldest)
-            waits = record.time - oldest.time < HOLD_S and len(self._held) <= HOLD_RECORDS
-            if waits and batch is not None and not self._names[oldest.source].knows(batch):
-                break
-            ready.append(self._redacted(self._held.popleft()))
-        return ready
+        return list(self.flush(record.time))
 
-    def flush(self) -> Iterator[Record]:
+    def flush(self, now_s: float = math.inf) -> Iterator[Record]:
         while self._held:
-            yield self._redacted(self._held.popleft())
-
-    def _redacted(self, record: Record) -> Record:
-        names, frames = self._names[record.source], record.frames
-        payload = _payload(record)
-        if payload is not None:
-            frames = [*frames[:-1], names.redact(payload)]
-        elif not _is_known(record):
-            frames = [bytes(len(frame)) for frame in frames]  # strange: only its shape is kept
-        return msgspec.structs.replace(record, frames=frames)
+            record = self._held[0]
+            names, frames, payload = self._names[record.source], record.frames, _payload(record)
+            waits = now_s - record.time < HOLD_S and len(self._held) <= HOLD_RECORDS
+            if waits and payload is not None and not names.knows(payload):
+                return
+            if payload is not None:
+                frames = [*frames[:-1], names.redact(payload)]
+            elif not _is_known(record):
+                frames = [bytes(len(frame)) for frame in frames]  # strange: only its shape is kept
+            yield msgspec.structs.replace(self._held.popleft(), frames=frames)
 
 
 class Names:

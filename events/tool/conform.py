@@ -20,7 +20,7 @@ from events.stream.foreign_stream import ForeignStream
 from events.stream.states import StreamConfig
 from events.tool.options import StreamOptions, Target, for_option, json_option, open_target, stream_options
 from events.tool.output import Output, count
-from events.tool.streams import CannotTell, Stream, following, played
+from events.tool.streams import CannotTell, Following, Stream, played
 
 FOR_S = 30.0
 MAX_SEQ = 2**40  # beyond, it is no number of a batch
@@ -111,10 +111,10 @@ class Graded(Stream):
 
 
 async def _listen(graded: Graded, for_s: float) -> None:
-    async with following(graded.give_up, every_s=0.02) as followed:
-        followed.add(graded)
+    async with Following(graded.give_up, every_s=0.02) as followed:
+        followed.follow(graded)
         if not await followed.until(lambda: False, for_s) and graded.grades.can_replay and graded.is_reached:
-            followed.subscriber.probe(graded.source.name)
+            followed.probe(graded.source.name)
             stream = graded.view.stream
             await followed.until(lambda: not (stream.repairing or graded.grades.replaying), 2 * REPLAY_TIMEOUT_S)
 

@@ -1,5 +1,6 @@
 """The options that several tools share, and what a FILE or ENDPOINT argument means."""
 
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -9,17 +10,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
+import httpx2
 import msgspec
 from msgspec import Struct
 
+from events.publisher import EventEndpoints
 from events.recording.recording import BadRecording, Moment, Recording
 from events.sockets.curve import CurveClient, load_curve_client
 from events.source import ENDPOINT, Source, can_connect
-from events.tool.replica_address import source_at
 from events.tool.words import Decode
 
 Command = Callable[..., Any]
 
+HTTP_TIMEOUT_S = 5.0
+API_KEY = "WARMROUTE_API_KEY"
 _HOST_PORT = re.compile(r"[\w.\-\[\]:]+:\d+")
 
 
@@ -215,3 +219,33 @@ def _open_file(argument: str, model: str) -> Target:
         raise click.UsageError(str(error)) from error
     sources = [msgspec.structs.replace(s, model=model) if model else s for s in recording.sources]
     return Target(argument, sources, recording)
+
+
+class _LoadResponse(Struct):
+    model: str
+    topic: str | None = None
+    endpoints: EventEndpoints | None = None
+
+
+def source_at(url: str) -> Source:
+    """Return all sockets of a replica, at its URL with or without /v1; raise a click error if it has none."""
+    url = url.rstrip("/").removesuffix("/v1")
+    key = os.environ.get(API_KEY)
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    try:
+        answer = httpx2.get(f"{url}/load", headers=headers, timeout=HTTP_TIMEOUT_S, trust_env=False)
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        raise click.UsageError(f"nothing answers at {url}: {error or type(error).__name__}") from error
+    if answer.status_code == 401:
+        raise click.UsageError(f"the replica at {url} requires a key; set {API_KEY}")
+    try:
+        said = msgspec.json.decode(answer.content, type=_LoadResponse)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise click.UsageError(
+            f"{url} is not a warmroute replica; name the socket of its events, tcp://HOST:PORT"
+        ) from error
+    if said.endpoints is None:
+        raise click.UsageError(f"the replica at {url} sends no events, or has not started yet")
+    found = said.endpoints
+    name = url.partition("://")[2]
+    return Source(name, found.events, found.replay, found.status, found.snapshot, said.topic or "", said.model)

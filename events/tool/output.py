@@ -47,17 +47,8 @@ def plain(value: Any) -> Any:
     return value
 
 
-def count(number: int, noun: str) -> str:
+def count(number: float, noun: str) -> str:
     """`1 batch`, `2,048 batches`."""
     if number == 1:
         return f"1 {noun}"
     return f"{number:,} {noun}{'es' if noun.endswith(('ch', 's')) else 's'}"
-
-
-def size(n_bytes: float) -> str:
-    """`512 B`, `1.5 MB`."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if n_bytes < 1000 or unit == "GB":
-            return f"{n_bytes:.0f} B" if unit == "B" else f"{n_bytes:.1f} {unit}"
-        n_bytes /= 1000
-    raise AssertionError

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
+from rich.filesize import decimal
 from rich.live import Live
 from rich.text import Text
 
 from events.recording.recording import Recorder, redacted_copy
 from events.tool.options import StreamOptions, for_option, json_option, open_targets, stream_options
-from events.tool.output import Output, count, size
+from events.tool.output import Output, count
 from events.tool.streams import Stream, follow
 
 
@@ -100,7 +101,7 @@ def _counts(streams: Sequence[Stream]) -> dict[str, int]:
 
 
 def _sentence(recorder: Recorder, counted: dict[str, int]) -> str:
-    parts = [count(recorder.records, "record"), size(recorder.written_bytes)]
+    parts = [count(recorder.records, "record"), decimal(recorder.written_bytes)]
     if counted:
         parts[:0] = [count(counted["batches"], "batch"), count(counted["stored_blocks"], "stored block")]
         parts += [count(counted["gaps"], "gap"), f"{counted['lost_batches']:,} lost"]

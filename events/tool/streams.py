@@ -6,8 +6,8 @@ A tool is a fold over them: a kind of `Stream` that hears of each message and of
 import asyncio
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import click
@@ -61,24 +61,19 @@ class Stream:
         """For the tool: the view has acted on a message, and these keys changed."""
 
     @property
-    def recording(self) -> Recording:
-        assert self.target.recording is not None, f"{self.source.name} is live"
-        return self.target.recording
-
-    @property
     def settled(self) -> bool:
         """The view is exact, or as exact as it will become without further events."""
         stream = self.view.stream
         return self.view.inexact is None or (stream.next_seq is not None and not stream.repairing)
 
-    def play(self, moment: Moment | None) -> None:
+    def play(self, recording: Recording, moment: Moment | None) -> None:
         """Take the state of the recording at a moment."""
 
         def on_record(record: Record) -> None:
             self.at_s = record.time
             self.received(record.kind, record.frames)
 
-        self.recording.replay_into(self.view, self.source, moment, on_record)
+        recording.replay_into(self.view, self.source, moment, on_record)
 
     def tap(self, kind: str, frames: Frames) -> None:
         self.at_s = time.time()
@@ -89,16 +84,8 @@ class Stream:
 class Watch(Stream):
     """Feeds a tree and statistics. `tree` may be shared with others; `name` is the replica's name in it."""
 
-    def __init__(
-        self,
-        target: Target,
-        source: Source,
-        *,
-        name: str | None = None,
-        tree: Tree | None = None,
-        view_type: type[CacheView] = CacheView,
-    ) -> None:
-        super().__init__(target, source, name=name, view_type=view_type)
+    def __init__(self, target: Target, source: Source, *, tree: Tree | None = None, **options: Any) -> None:
+        super().__init__(target, source, **options)
         self.tree = Tree() if tree is None else tree
         self.statistics = Statistics()
 
@@ -119,9 +106,9 @@ def played(
     """Play those of recordings, each to its moment; return the live ones."""
     streams, live, damage = list(streams), [], {}
     for stream, moment in zip(streams, moments or [None] * len(streams), strict=True):
-        if stream.target.recording is not None:
-            stream.play(moment)
-            damage[stream.target.name] = stream.target.recording.damage
+        if (recording := stream.target.recording) is not None:
+            stream.play(recording, moment)
+            damage[stream.target.name] = recording.damage
         elif moment is not None:
             raise click.UsageError(f"{stream.target.name} is live; only a recording has moments to choose")
         else:
@@ -157,25 +144,19 @@ def follow(
     """
 
     async def run() -> bool:
-        async with following(every, every_s) as followed:
+        async with Following(every, every_s) as followed:
             for stream in streams:
-                followed.add(stream)
+                followed.follow(stream)
             return await followed.until(until, limit_s)
 
     return asyncio.run(run())
 
 
-@asynccontextmanager
-async def following(every: Callable[[], None] = lambda: None, every_s: float = 0.25) -> AsyncIterator["Following"]:
-    async with Subscriber() as subscriber:
-        yield Following(subscriber, every, every_s)
-
-
-class Following:
+class Following(Subscriber):
     """Live streams that are followed; more may be added."""
 
-    def __init__(self, subscriber: Subscriber, every: Callable[[], None], every_s: float) -> None:
-        self.subscriber = subscriber
+    def __init__(self, every: Callable[[], None] = lambda: None, every_s: float = 0.25) -> None:
+        super().__init__()
         self._every = every
         self._every_s = every_s
         self._unheard: list[Stream] = []
@@ -185,11 +166,11 @@ class Following:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._failed)
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._stop)
+            loop.add_signal_handler(number, partial(setattr, self, "_stopped", True))
 
-    def add(self, stream: Stream) -> None:
+    def follow(self, stream: Stream) -> None:
         self._unheard.append(stream)
-        self.subscriber.add(stream.source, stream.view, tap=stream.tap)
+        self.add(stream.source, stream.view, tap=stream.tap)
 
     async def until(self, condition: Callable[[], bool], limit_s: float | None = None) -> bool:
         """Wait until it is true; False: the time is over, or Ctrl-C came first."""
@@ -214,9 +195,6 @@ class Following:
                     started = f"did you start the engine with KV events{keys}?"
                     click.echo(f"nothing answers at {source.events}; {started}", err=True)
                 self._unheard.clear()
-
-    def _stop(self) -> None:
-        self._stopped = True
 
     def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """A callback of the loop raised: without this, asyncio would only log it."""

@@ -23,11 +23,11 @@ from events.tool.options import (
     timeout_option,
 )
 from events.tool.output import Output, count
-from events.tool.streams import CannotTell, Watch, following, played
+from events.tool.streams import CannotTell, Following, Watch, played
 from events.view import CacheView, Request
 
 FOR_S = 5.0
-WRONG_KEPT = 10
+WRONG_SHOWN = 10
 EQUAL, DIFFERENT = 0, 1
 STREAM, REPLICA = "stream", "replica"
 
@@ -67,33 +67,23 @@ def verify(target: str, stream: StreamOptions, for_s: float | None, top: int, ti
     click.get_current_context().exit(EQUAL if equal else DIFFERENT)
 
 
-class Wrong(NamedTuple):
-    seq: int
-    ours: Digest
-    theirs: Digest
-
-
 class Witness(CacheView):
     """Compares digests as the router does, and does not repair what differs: the difference is what we look for."""
 
     compared = 0
-    differed = 0
-    wrong: tuple[Wrong, ...] = ()  # the first of them
+    wrong: tuple[tuple[int, Digest, Digest], ...] = ()  # batch, ours, and the replica's
 
     def perform(self, actions: Iterable[Action]) -> list[Request]:
-        return super().perform(self._without_digests(actions))
+        def others() -> Iterator[Action]:
+            for action in actions:
+                if not isinstance(action, Compare):
+                    yield action
+                    continue
+                self.compared += 1
+                if (ours := self.resolver.digest()) != action.digest:
+                    self.wrong = (*self.wrong, (self.stream.last_seq, ours, action.digest))
 
-    def _without_digests(self, actions: Iterable[Action]) -> Iterator[Action]:
-        for action in actions:
-            if not isinstance(action, Compare):
-                yield action
-                continue
-            self.compared += 1
-            ours = self.resolver.digest()
-            if ours != action.digest:
-                self.differed += 1
-                if self.differed <= WRONG_KEPT:
-                    self.wrong = (*self.wrong, Wrong(self.stream.last_seq, ours, action.digest))
+        return super().perform(others())
 
 
 class Result(NamedTuple):
@@ -104,7 +94,7 @@ class Result(NamedTuple):
 
     @property
     def equal(self) -> bool:
-        return not self.digests.differed and (self.comparison is None or self.comparison.equal)
+        return not self.digests.wrong and (self.comparison is None or self.comparison.equal)
 
 
 async def _live(target: Target, source: Source, for_s: float, timeout_s: float) -> Result:
@@ -124,12 +114,12 @@ async def _live(target: Target, source: Source, for_s: float, timeout_s: float) 
             return False
         return replica.view.inexact is not None or told.next_seq == witness.stream.next_seq
 
-    async with following() as followed:
-        followed.add(stream)
+    async with Following() as followed:
+        followed.follow(stream)
         if not await followed.until(lambda: stream.settled, timeout_s):
             raise CannotTell(f"{name}: nothing came {timeout}")
         await followed.until(lambda: False, for_s)
-        followed.add(replica)
+        followed.follow(replica)
         if not await followed.until(met, timeout_s):
             if told.next_seq is None:
                 raise CannotTell(f"{name}: the replica did not answer {timeout}")
@@ -158,13 +148,14 @@ def show(output: Output, name: str, result: Result, top: int) -> None:
     digests = result.digests
     if output.json:
         wrong = [
-            {"seq": each.seq, "stream": each.ours._asdict(), "replica": each.theirs._asdict()} for each in digests.wrong
+            {"seq": seq, "stream": ours._asdict(), "replica": theirs._asdict()}
+            for seq, ours, theirs in digests.wrong[:WRONG_SHOWN]
         ]
         fields = {
             "seq": result.seq,
             "blocks": result.blocks,
             "digests_compared": digests.compared,
-            "digests_differed": digests.differed,
+            "digests_differed": len(digests.wrong),
             "digests_wrong": wrong,
         }
         output.line({"kind": "verify", "replica": name, "equal": result.equal, **fields})
@@ -173,10 +164,9 @@ def show(output: Output, name: str, result: Result, top: int) -> None:
         table = grid()
         table.add_row("replica", Text.assemble((name, "bold"), "  ", verdict))
         table.add_row("held", f"{count(result.blocks, 'block')} at batch {result.seq}, by the stream")
-        table.add_row("digests", f"{digests.compared:,} compared, {digests.differed:,} wrong")
-        for each in digests.wrong[:3]:
-            both = f"{_digest(each.ours)} by the stream, {_digest(each.theirs)} by itself"
-            table.add_row("", f"batch {each.seq}: {both}")
+        table.add_row("digests", f"{digests.compared:,} compared, {len(digests.wrong):,} wrong")
+        for seq, ours, theirs in digests.wrong[:3]:
+            table.add_row("", f"batch {seq}: {_digest(ours)} by the stream, {_digest(theirs)} by itself")
         output.console.print(table, soft_wrap=False)
     if result.comparison is not None and not result.comparison.equal:
         names = {STREAM: "the tree built from it; blocks only here are surplus", REPLICA: "the replica itself"}
