@@ -254,7 +254,6 @@ class Decoder:
 
 
 def decode_batch(payload: bytes) -> EventBatch:
-    """Decode a single batch."""
     return Decoder().decode(payload)
 
 

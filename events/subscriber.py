@@ -168,7 +168,7 @@ class _Sockets:
             warned=self._warned,
             connected=connected,
             lost=lost,
-            room=self._room_for_answers if topic is None else unlimited,
+            room=unlimited if topic is not None else lambda: MAX_WAITING_ANSWER_BYTES - self._waiting_bytes,
         )
 
     def close(self) -> None:
@@ -291,11 +291,9 @@ class _Sockets:
     def tick(self) -> None:
         for link in list(self._links.values()):
             link.tick()
-        if not self._closed and not self._must_wait:
-            self._pass(self._clock())
-
-    def _pass(self, now_s: float) -> None:
-        stream = self._view.stream
+        if "events" not in self._links or self._must_wait:  # closed, perhaps by a link's tick
+            return
+        now_s, stream = self._clock(), self._view.stream
         exact = stream.exact
         if self._stood_still:
             self._stood_still = False
@@ -330,9 +328,6 @@ class _Sockets:
             self._waiting = deque(kept)
             self._waiting_bytes = sum(size_of(frames) for _, frames in kept)
             self._read_on()
-
-    def _room_for_answers(self) -> int:
-        return MAX_WAITING_ANSWER_BYTES - self._waiting_bytes
 
     def _ask(self, name: str, endpoint: str | None, request: bytes) -> None:
         assert endpoint is not None, f"{self._source.name} has no {name} socket"

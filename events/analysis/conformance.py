@@ -46,7 +46,6 @@ class Conformance:
         self.forget()
 
     def _begin(self) -> None:
-        """A new incarnation."""
         self._digests: dict[int, int] = {}
         self._first_live: int | None = None
         self._last_live: int | None = None
@@ -59,8 +58,6 @@ class Conformance:
     def replaying(self) -> bool:
         return self._replay is not None
 
-    # ---- messages
-
     def live(self, frames: list[bytes]) -> None:
         self.messages += 1
         if self._topic is None and len(frames) == 3:
@@ -72,7 +69,6 @@ class Conformance:
             self._order(int.from_bytes(frames[1], "big"), frames[2])
 
     def _order(self, seq: int, payload: bytes) -> None:
-        """Grade the sequence number of a live batch."""
         last, first = self._last_live, self._first_live
         if last is None or first is None or seq > last:
             self._last_live = seq
@@ -95,7 +91,6 @@ class Conformance:
         self._replay = _Replay(start, self._last_live)
 
     def replayed(self, frames: list[bytes]) -> None:
-        """One message of the replay socket."""
         replay = self._replay = self._replay or _Replay(None, self._last_live)
         verdict = self._layout(frames)
         self._grade("replay layout", verdict)
@@ -176,10 +171,7 @@ class Conformance:
         late = f"asked for {start}: the first reply is {first}, though {oldest} is buffered"
         return late if first > oldest else points.SKIP
 
-    # ---- content
-
     def forget(self) -> None:
-        """The view begins anew, with the next batch."""
         self._history = points.History()
         self._decoder = Decoder()
         self._next: int | None = None
@@ -222,8 +214,6 @@ class Conformance:
             elif isinstance(event, RejectedEvent | UnknownEvent):
                 self._history.complete = False
             self._history.add(event)
-
-    # ---- grades
 
     def findings(self) -> list[Finding]:
         """Judge the remaining checks, and return the grade of each point."""

@@ -109,8 +109,6 @@ class Group:
 
 
 class History:
-    """The content of one incarnation, batches in order."""
-
     def __init__(self) -> None:
         self.complete = False  # it begins with an empty cache and misses nothing
         self.ts: float | None = None

@@ -210,30 +210,15 @@ def subtree(top: Node) -> Iterator[Node]:
 
 class Run(NamedTuple):
     nodes: list[Node]
-
-    @property
-    def first(self) -> Node:
-        return self.nodes[0]
-
-    @property
-    def last(self) -> Node:
-        return self.nodes[-1]
-
-    @property
-    def blocks(self) -> int:
-        return len(self.nodes)
-
-    @property
-    def tokens(self) -> int:
-        return sum(node.tokens for node in self.nodes)
+    first: Node
+    last: Node
+    blocks: int
+    tokens: int
+    held: tuple[Holder, ...]
 
     @property
     def packed(self) -> bytes:
         return b"".join(node.packed for node in self.nodes)
-
-    @property
-    def held(self) -> tuple[Holder, ...]:
-        return self.nodes[0].held
 
     @property
     def extras(self) -> list[ExtraKey]:
@@ -271,7 +256,7 @@ def run_from(first: Node) -> Run:
         if child.held != first.held:
             break
         nodes.append(child)
-    return Run(nodes)
+    return Run(nodes, first, nodes[-1], len(nodes), sum(node.tokens for node in nodes), first.held)
 
 
 def runs_below(node: Node, sizes: dict[int, Size]) -> list[Run]:

@@ -49,7 +49,6 @@ class Doubtful:
         return unknown
 
     def take(self, keys: Iterable[int]) -> list[tuple[Hash, int]]:
-        """Remove and return those of these blocks that are known, by hash and key."""
         taken = [(self._hashes[key], key) for key in keys if key in self._hashes]
         for block_hash, _ in taken:
             self._forget(block_hash)
@@ -93,10 +92,6 @@ class Naming:
         self._pools = pools
         self._groups = groups
         self._doubtful = doubtful
-        self.hash_chain = HashChain()
-
-    def restarted(self) -> None:
-        """Forget which algorithm hashes: another process may follow."""
         self.hash_chain = HashChain()
 
     def key(self, block_hash: Hash) -> int | None:

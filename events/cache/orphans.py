@@ -106,7 +106,6 @@ class Reports:
         self.seen, self.copies, self.latest = False, 0, None
 
     def like(self, event: BlockStored, pool: Pool) -> bool:
-        """Return True if the event looks like a report."""
         if isinstance(event, StoredPiece) and event.start:
             if not self.pieces_alike:
                 return False

@@ -74,7 +74,6 @@ class Pool:
         return self.named.keys() | self.held if self.native else self.named.keys()
 
     def key(self, block_hash: Hash) -> int | None:
-        """The key of a resident hash, if it has one."""
         if self.native and block_hash in self.held:
             return block_hash
         return self.named.get(block_hash)
@@ -91,7 +90,6 @@ class Pool:
         return new
 
     def drop(self, key: int) -> bool:
-        """Count one hash less for the key; return True if it was the last."""
         more = self.holders.get(key)
         if more is None:
             self.held.discard(key)

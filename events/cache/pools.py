@@ -19,7 +19,6 @@ class Pools(dict[tuple[str, int], Pool]):
         self.native = native
 
     def of(self, medium: str | None, group: int | None) -> Pool:
-        """The pool of this medium and group, made if there is none yet."""
         name = pool_name(medium, group)
         pool = self.get(name)
         if pool is None:
@@ -111,7 +110,6 @@ class Capacity:
         self.overclaim = self.full = None
 
     def pool_with_room(self, event: BlockStored) -> Pool | None:
-        """Return the event's pool, or None, noting the reason, if the replica cannot hold that much."""
         pools = self._pools
         name = event.medium or "GPU", event.group_idx or 0  # `pool_name`, without a call
         pool = pools.get(name)

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from events.cache.changes import Change, Cleared, Grouped, Held, Removed, Stored
 from events.cache.groups import FULL, RULES, Groups, said_of
+from events.cache.hash_chain import HashChain
 from events.cache.naming import Doubtful, Naming
 from events.cache.orphans import Orphans, Reports, ends_in_a_hit
 from events.cache.pool import Digest, Pool, low64, pool_name
@@ -120,7 +121,7 @@ class Resolver:
         """Forget what the groups are, and whether there are reports: another process may follow."""
         self.groups.forget()
         self.reports.forget()
-        self.naming.restarted()
+        self.naming.hash_chain = HashChain()  # it may be another algorithm
         self.capacity.cacheable_blocks = None  # its pool may have another size
 
     # ---- what hits have found

@@ -45,8 +45,6 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Redactor:
-    """Redacts the records of a recording in order."""
-
     def __init__(self, sources: Sequence[Source]) -> None:
         secret = secrets.token_bytes(32)
         self._names = [Names(source.model, source.native, secret) for source in sources]
@@ -130,7 +128,6 @@ class Names:
         return dict(zip(hashes, keys or (), strict=False))
 
     def knows(self, payload: bytes) -> bool:
-        """Return True if every hash in the batch has a name."""
         if self._native:
             return True
         hashes: list[Hash | None] = []

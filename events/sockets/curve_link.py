@@ -67,8 +67,6 @@ class CurveLink(Link):
                 socket.close()
             self._socket = None
 
-    # ---- its connection
-
     def _open(self) -> None:
         self._socket = socket = self._context.socket(zmq.DEALER if self._topic is None else zmq.SUB)
         self._monitor: zmq.Socket[bytes] = socket.get_monitor_socket(
@@ -101,8 +99,6 @@ class CurveLink(Link):
         self._warn(f"sends {what}; closing the connection")
         self.close()
         self._has_ended(RECONNECT_S)
-
-    # ---- what comes in
 
     def _drain(self) -> None:
         self._cancel()

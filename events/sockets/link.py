@@ -123,8 +123,6 @@ class Link:
             self._full = False
             self._drain_soon()
 
-    # ---- for its kinds
-
     def _is_made(self) -> None:
         self._reconnects.connected(self._loop.time())
         self.paused = False

@@ -36,8 +36,6 @@ class PlainLink(Link, asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    # ---- its connection
-
     def _open(self) -> None:
         self._connecting = self._loop.create_task(self._connect())
 
@@ -70,8 +68,6 @@ class PlainLink(Link, asyncio.Protocol):
         if not self._closed:
             broke_rules, self._broke_rules = self._broke_rules, False
             self._has_ended(RECONNECT_S if broke_rules else 0.0)
-
-    # ---- what comes in
 
     def data_received(self, data: bytes) -> None:
         self._zmtp.feed(data)

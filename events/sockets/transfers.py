@@ -101,14 +101,11 @@ class Transfers:
         self._snapshot_after_s = clock()
         self._told = False
 
-    # ---- what is asked
-
     @property
     def may_receive(self) -> bool:
         return self._request_rate.left(self._clock()) > 0
 
     def receive(self, socket: Socket) -> None:
-        """Read the requests of one socket; other messages are counted and dropped."""
         for _ in range(self._request_rate.left(self._clock())):
             try:
                 frames = socket.recv_multipart(zmq.NOBLOCK)
@@ -132,8 +129,6 @@ class Transfers:
         if not self.may_receive:
             waits.append(self._request_rate.wait_s())
         return max(0.0, min(waits)) if waits else None
-
-    # ---- what is sent
 
     def turn(self) -> None:
         """Start pending transfers, and send some messages of one; events continue in between."""

@@ -16,8 +16,6 @@ class ForeignStream(Stream):
         self._replayed_all = False  # on this connection a replay from 0 has been answered
         self._probe_s = self.config.probe_after_s
 
-    # ---- facts
-
     def connected(self, now_s: float) -> list[Action]:
         self._heard(now_s)
         self._offline = self._replayed_all = self._tail_doubted = False
@@ -49,8 +47,6 @@ class ForeignStream(Stream):
         actions = self._forget(reason)
         self._declare(reason)
         return actions if self._offline else actions + self._synchronize(now_s)
-
-    # ---- a replay
 
     def _prove(self, seq: int, payload: bytes, now_s: float) -> list[Action]:
         """The first batch should be the last one applied before the reconnect."""
@@ -95,8 +91,6 @@ class ForeignStream(Stream):
             self._silent = True
             return []
         return self._declare("the replay socket does not answer") + self._skip_to_held()
-
-    # ---- repairs
 
     @property
     def _may_prove_tail(self) -> bool:

@@ -29,7 +29,6 @@ class NativeStream(Stream):
 
     @property
     def doubt(self) -> str | None:
-        """The reason for not being exact."""
         if self._state is State.OVERSIZED:
             return OVERSIZED
         behind = None if self._behind_since_s is None else "the replica has sent more than has come"

@@ -156,7 +156,6 @@ class Stream(ABC):
     # ---- facts about native replicas
 
     def status(self, incarnation: int, seq: int, digest: Digest, now_s: float) -> list[Action]:  # noqa: ARG002
-        """Handle the replica's last sequence number and the digest at it."""
         return []
 
     def matched(self) -> None:  # noqa: B027
@@ -179,7 +178,6 @@ class Stream(ABC):
     # ---- live batches
 
     def _follow(self, seq: int, payload: bytes, now_s: float) -> list[Action]:
-        """Apply a live batch, if it is the next one."""
         if self.next_seq is None:
             return self._join(seq) + self._apply(seq, payload)
         if seq < self.next_seq:

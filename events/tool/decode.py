@@ -65,7 +65,6 @@ def named(event: Event) -> dict[str, Any]:
 
 
 def _payload(line: bytes) -> bytes:
-    """Return the payload of one line; raise ValueError if it has none."""
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError) as error:

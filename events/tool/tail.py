@@ -108,8 +108,6 @@ class Tail(Stream):
         )
         self._line("summary", fields, text)
 
-    # ---- what the view tells
-
     def acted(self, action: Action, batch: EventBatch | None, changes: Sequence[Change]) -> None:
         stored = (change for change in changes if isinstance(change, Stored) and change.chain)
         self._keys = {id(change.event): change.chain[0] for change in stored}
@@ -145,8 +143,6 @@ class Tail(Stream):
             self._snapshot = []
             text = f"{count(blocks, 'block')} in {count(batches, 'batch')}"
             self._line("snapshot", {"batches": batches, "blocks": blocks}, text)
-
-    # ---- lines
 
     def _event(self, seq: int, event: Event) -> None:
         fields: dict[str, Any] = {"seq": seq, "by": self._came_by}
