@@ -187,7 +187,11 @@ class Publisher:
         while True:
             # Order matters: an item queued before `_sleeping` is set is seen here, one queued after it writes the pipe.
             self._sleeping = True
-            ready = dict(self._poller().poll(self._wait_ms()))
+            waits = [0.0 if self._queue else None, self._transfers.wait_s()]
+            if self._to_inspect:
+                waits.append(max(0.0, self._inspect_at_s - time.monotonic()))
+            wait_ms = min((math.ceil(wait_s * 1000) for wait_s in waits if wait_s is not None), default=None)
+            ready = dict(self._poller().poll(wait_ms))
             self._sleeping = False
             if self._wake_read in ready:
                 os.read(self._wake_read, 4096)
@@ -219,14 +223,6 @@ class Publisher:
             if asked is not None and self._transfers.may_receive:
                 poller.register(asked.socket, zmq.POLLIN)
         return poller
-
-    def _wait_ms(self) -> int | None:
-        if self._queue:
-            return 0
-        waits = [self._transfers.wait_s()]
-        if self._to_inspect:
-            waits.append(max(0.0, self._inspect_at_s - time.monotonic()))
-        return min((math.ceil(wait_s * 1000) for wait_s in waits if wait_s is not None), default=None)
 
     def _watch_peers(self, ready: Mapping[Any, int]) -> None:
         for bound in self._bound:

@@ -1,17 +1,13 @@
 """The endpoints of one replica's stream, the views made of it, and its records. New fields go last, with a default."""
 
 import re
-from collections.abc import Callable
 
 import msgspec
 from msgspec import Struct
 
-from events.cache.changes import Change
 from events.cache.resolver import Resolver
-from events.messages import EventBatch
 from events.publisher import offset_port
 from events.sockets.curve import CurveClient
-from events.stream.actions import Action
 from events.stream.foreign_stream import ForeignStream
 from events.stream.native_stream import NativeStream
 from events.stream.states import StreamConfig
@@ -67,14 +63,10 @@ class Source(Struct, frozen=True):
         return NativeStream(config) if self.native else ForeignStream(config)
 
     def resolver(self) -> Resolver:
-        return Resolver(self.model, native=self.native or self.keyed, keyed=self.keyed and not self.native)
+        return Resolver(self.model, native=self.native or self.keyed)
 
-    def view(
-        self,
-        on_change: Callable[[Change], None] | None = None,
-        on_action: Callable[[Action, EventBatch | None], None] | None = None,
-    ) -> CacheView:
-        return CacheView(self.name, self.stream(), self.resolver(), on_change=on_change, on_action=on_action)
+    def view(self) -> CacheView:
+        return CacheView(self.name, self.stream(), self.resolver())
 
 
 def can_connect(endpoint: str) -> bool:

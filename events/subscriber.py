@@ -5,6 +5,7 @@ snapshots. Every decision is the stream's; here bytes come and go.
 """
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -16,7 +17,7 @@ import zmq
 from events.messages import Frames
 from events.native import SNAPSHOT_REQUEST, Status
 from events.sockets.curve_link import CurveLink
-from events.sockets.link import Link, Receive, nothing, size_of, unlimited
+from events.sockets.link import Link, Receive, size_of
 from events.sockets.plain_link import PlainLink
 from events.source import Source
 from events.stream.actions import Replay
@@ -148,14 +149,7 @@ class _Sockets:
             raise
 
     def _link(
-        self,
-        name: str,
-        endpoint: str,
-        receive: Receive,
-        *,
-        topic: bytes | None = None,
-        connected: Callable[[], object] = nothing,
-        lost: Callable[[], object] = nothing,
+        self, name: str, endpoint: str, receive: Receive, *, topic: bytes | None = None, **heard: Callable[[], object]
     ) -> None:
         curve = self._source.curve
         kind = PlainLink if curve is None else partial(CurveLink, self._context, curve)
@@ -166,9 +160,8 @@ class _Sockets:
             topic=topic,
             most_bytes=MAX_MESSAGE_BYTES,
             warned=self._warned,
-            connected=connected,
-            lost=lost,
-            room=unlimited if topic is not None else lambda: MAX_WAITING_ANSWER_BYTES - self._waiting_bytes,
+            **heard,
+            room=lambda: math.inf if topic is not None else MAX_WAITING_ANSWER_BYTES - self._waiting_bytes,
         )
 
     def close(self) -> None:

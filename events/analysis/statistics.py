@@ -3,15 +3,15 @@
 import math
 from collections import Counter, deque
 from collections.abc import Iterable
+from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
-from events.analysis.tree import Tree, place
+from events.analysis.tree import Tree, media, place
 from events.cache.changes import Change, Cleared, Removed, Stored
-from events.cache.pools import ResolverStats
 from events.messages import BlockRemoved, BlockStored, EventBatch, Frames
 from events.stream.actions import Action, Apply
-from events.stream.states import StreamStats
 from events.view import CacheView
 
 BUCKETS_PER_DECADE = 50  # ages are kept to 5 %: memory does not grow with the stream
@@ -89,56 +89,10 @@ def _bucket(age_s: float) -> int:
 
 
 class Counts(Struct):
-    """Totals, or rates per second."""
-
-    batches: float = 0
-    events: float = 0
-    stored_blocks: float = 0
-    removed_blocks: float = 0
-
-
-class Lag(Struct):
-    """Receive time minus the batch's own time stamp, of live batches."""
-
-    p50_s: float
-    p99_s: float
-    most_s: float
-    least_s: float
-    note: str | None
-
-
-class Lives(Struct):
-    """Ages at which 10, 50, 90 and 99 % of blocks are evicted; None where too many are still resident to say."""
-
-    p10_s: float | None
-    p50_s: float | None
-    p90_s: float | None
-    p99_s: float | None
-    evicted: int
-    censored: int
-    without_start: int
-
-
-class Held(Struct):
-    medium: str
-    blocks: int
-    tokens: int
-
-
-class Report(Struct):
-    replica: str
-    inexact: str | None
-    last_seq: int
-    span_s: float
-    counts: Counts
-    rates: Counts
-    resident: list[Held]
-    restored_blocks: int
-    lives: Lives
-    lag: Lag | None
-    stream: StreamStats
-    resolver: ResolverStats
-    orphans_waiting: int
+    batches: int = 0
+    events: int = 0
+    stored_blocks: int = 0
+    removed_blocks: int = 0
 
 
 class Statistics:
@@ -185,26 +139,30 @@ class Statistics:
             elif isinstance(change, Cleared):
                 self.lifetimes.cleared(end_s)
 
-    def report(self, view: CacheView, tree: Tree) -> Report:
-        lives, last, span_s = self.lifetimes, self._last_ts or 0.0, (self._last_ts or 0.0) - (self._first_ts or 0.0)
-        p10_s, p50_s, p90_s, p99_s = lives.quantiles(FRACTIONS, last)
-        return Report(
-            view.name,
-            view.inexact,
-            view.stream.last_seq,
-            span_s,
-            self.counts,
-            Counts(*(getattr(self.counts, field) / (span_s or math.inf) for field in Counts.__struct_fields__)),
-            resident(tree, view.name),
-            lives.restored,
-            Lives(p10_s, p50_s, p90_s, p99_s, lives.ended, lives.censored(), lives.without_start),
-            self._lag(),
-            view.stream.stats,
-            view.resolver.stats,
-            view.resolver.orphan_blocks,
-        )
+    def report(self, view: CacheView, tree: Tree) -> dict[str, Any]:
+        """Return all figures, as JSON has them."""
+        counts, lives, last = asdict(self.counts), self.lifetimes, self._last_ts or 0.0
+        span_s = last - (self._first_ts or 0.0)
+        ages = dict(zip(("p10_s", "p50_s", "p90_s", "p99_s"), lives.quantiles(FRACTIONS, last), strict=True))
+        lived = {"evicted": lives.ended, "censored": lives.censored(), "without_start": lives.without_start}
+        return {
+            "replica": view.name,
+            "inexact": view.inexact,
+            "last_seq": view.stream.last_seq,
+            "span_s": span_s,
+            "counts": counts,
+            "rates": {name: count / (span_s or math.inf) for name, count in counts.items()},
+            "resident": resident(tree, view.name),
+            "restored_blocks": lives.restored,
+            "lives": {**ages, **lived},
+            "lag": self._lag(),
+            "stream": asdict(view.stream.stats),
+            "resolver": asdict(view.resolver.stats),
+            "orphans_waiting": view.resolver.orphan_blocks,
+        }
 
-    def _lag(self) -> Lag | None:
+    def _lag(self) -> dict[str, Any] | None:
+        """The time of receipt minus the batch's own time stamp, of live batches."""
         if not self._lags:
             return None
         lags, least_s, note = sorted(self._lags), self._least_lag_s, None
@@ -212,14 +170,16 @@ class Statistics:
             note = f"clocks differ: a batch came {-least_s:.3g} s before it was sent"
         elif least_s > CLOCK_SLACK_S:
             note = f"never below {least_s:.3g} s: the clocks differ, or batches wait before they are sent"
-        return Lag(lags[len(lags) // 2], lags[int(len(lags) * 0.99)], lags[-1], least_s, note)
+        p50_s, p99_s = lags[len(lags) // 2], lags[int(len(lags) * 0.99)]
+        return {"p50_s": p50_s, "p99_s": p99_s, "most_s": lags[-1], "least_s": least_s, "note": note}
 
 
-def resident(tree: Tree, replica: str) -> list[Held]:
-    held: dict[str, Held] = {}
+def resident(tree: Tree, replica: str) -> list[dict[str, Any]]:
+    """Return the blocks and tokens that each medium of the replica holds."""
+    blocks: Counter[str] = Counter()
+    tokens: Counter[str] = Counter()
     for node in tree.nodes.values():
-        for medium in {holder.medium for holder in node.held if holder.replica == replica}:
-            own = held.setdefault(medium, Held(medium, 0, 0))
-            own.blocks += 1
-            own.tokens += node.tokens
-    return [held[medium] for medium in sorted(held)]
+        for medium in set(media(node, replica)):
+            blocks[medium] += 1
+            tokens[medium] += node.tokens
+    return [{"medium": medium, "blocks": blocks[medium], "tokens": tokens[medium]} for medium in sorted(blocks)]

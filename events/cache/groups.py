@@ -174,7 +174,15 @@ class Groups:
         if not groups:  # the least that can be claimed
             groups = [Group(number, FULL, spec.size // self._unit) for number, spec in sorted(self._specs.items())]
         groups.sort(key=lambda group: group.rule != FULL)  # they end the search early
-        layout = Layout(self._unit, tuple(groups), self._has_parts(), self._lookahead, self._pairs)
+        # As vLLM decides it: states may be looked up inside of their blocks if no window has larger ones.
+        smallest = gcd(*(size for spec in self._specs.values() for size in spec.sizes))
+        rules = [(RULES.get(spec.kind or ""), spec.size) for spec in self._specs.values()]
+        parts = (
+            len(rules) > 1
+            and any(rule == STATE and size > smallest for rule, size in rules)
+            and all(rule != WINDOW or size == smallest for rule, size in rules)
+        )
+        layout = Layout(self._unit, tuple(groups), parts, self._lookahead, self._pairs)
         return layout, doubts[0] if doubts else None
 
     def _group(self, number: int, spec: Spec) -> Group | str:
@@ -189,16 +197,6 @@ class Groups:
         if spec.window is None or spec.window < 1:
             return f"group {number} ({spec.kind}) does not say how long its window is"
         return Group(number, rule, spec.size // self._unit, max(1, -(-(spec.window - 1) // spec.size)))
-
-    def _has_parts(self) -> bool:
-        """As vLLM decides it: states may be looked up inside of their blocks if no window has larger ones."""
-        smallest = gcd(*(size for spec in self._specs.values() for size in spec.sizes))
-        rules = [(RULES.get(spec.kind or ""), spec.size) for spec in self._specs.values()]
-        return (
-            len(rules) > 1
-            and any(rule == STATE and size > smallest for rule, size in rules)
-            and all(rule != WINDOW or size == smallest for rule, size in rules)
-        )
 
 
 def hits(layout: Layout, keys: Sequence[int], masks_of: MasksOf, slots: int) -> dict[int, int]:

@@ -33,7 +33,7 @@ class Pool:
     unnamed       = keys of blocks that were resident before the first known event, as a hit has proved. Their hashes
                     are not known, so a removal of any unknown hash may mean one of them, and ends all of these claims
 
-    In a pool of a native replica a hash is its own key: `held` is enough, and `named` has only what got no key.
+    In a pool of a native replica a hash is its own key: `held` is enough.
     """
 
     __slots__ = (
@@ -64,18 +64,18 @@ class Pool:
         self.xor = 0
 
     def __len__(self) -> int:
-        return len(self.named) + len(self.held) if self.native else len(self.named)
+        return len(self.held if self.native else self.named)
 
     def __contains__(self, block_hash: Hash) -> bool:
-        return block_hash in self.named or (self.native and block_hash in self.held)
+        return block_hash in (self.held if self.native else self.named)
 
     @property
     def resident(self) -> AbstractSet[Hash]:
-        return self.named.keys() | self.held if self.native else self.named.keys()
+        return self.held if self.native else self.named.keys()
 
     def key(self, block_hash: Hash) -> int | None:
-        if self.native and block_hash in self.held:
-            return block_hash
+        if self.native:
+            return block_hash if block_hash in self.held else None
         return self.named.get(block_hash)
 
     def hold(self, keys: Iterable[int]) -> list[int]:
@@ -125,9 +125,10 @@ class Pool:
         resident = 0
         for block_hash in hashes:
             if block_hash not in self:
-                self.named[block_hash] = None
                 if self.native:
                     self.xor ^= low64(block_hash)
+                else:
+                    self.named[block_hash] = None
                 continue
             resident += 1
             self.copies[block_hash] = self.copies.get(block_hash, 0) + 1
@@ -138,9 +139,7 @@ class Pool:
         old = self.key(block_hash)
         if old is not None:
             return [] if old == key else None
-        if self.native:
-            del self.named[block_hash]
-        else:
+        if not self.native:
             self.named[block_hash] = key
         if key in self.unnamed:  # this may report it, or store it a second time: one of them is claimed
             self.unnamed.remove(key)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from msgspec.structs import replace
 
 from events.cache.changes import Change, Cleared, Grouped, Held, Removed, Stored
-from events.cache.groups import FULL, RULES, Groups, said_of
+from events.cache.groups import Groups, said_of
 from events.cache.hash_chain import HashChain
 from events.cache.naming import Doubtful, Naming
 from events.cache.orphans import Orphans, Reports, ends_in_a_hit
@@ -32,7 +32,6 @@ class Resolver:
     """One replica's hashes, resolved to keys.
 
     `native`: the replica's hashes are block keys already, so neither tokens nor parents are needed.
-    `keyed`: so are those of groups that keep part of a prefix (a redacted recording).
     `intern`: gives equal keys, so that many resolvers may keep one object for each.
     """
 
@@ -41,12 +40,10 @@ class Resolver:
         model: str = "",
         *,
         native: bool = False,
-        keyed: bool = False,
         orphan_limit: int = 100_000,
         intern: Callable[[list[int]], list[int]] | None = None,
     ) -> None:
         self.native = native
-        self.keyed = keyed
         self.stats = ResolverStats()
         self.lost: str | None = None
         self.outgrown: str | None = None  # its blocks have keys of another size than its prompts now
@@ -229,7 +226,7 @@ class Resolver:
         self.stats.stored_blocks += len(hashes)
         if (hashes[0] in pool.named or self.reports.latest is not None) and self._is_report(event, pool, changes):
             return
-        if self.native and (self.keyed or RULES.get(event.kv_cache_spec_kind or "full_attention") == FULL):
+        if self.native:
             named = self.naming.own_keys(event)
             if named is None:
                 self.lost = f"the replica's hashes are not block keys of model {self.naming.model!r} as it claims"
@@ -245,20 +242,18 @@ class Resolver:
     def _resolve(self, event: BlockStored, pool: Pool, changes: list[Change]) -> tuple[int, list[int]] | None:
         """The parent's key and the blocks' own; if there are none (yet), the blocks are announced without a key."""
         hashes, size, layout = event.block_hashes, event.block_size, self.groups.layout
-        if self.native:
-            self.stats.unpaired_blocks += len(hashes)
-        elif not event.token_ids:
+        if not event.token_ids:
             self._store_by_hash(event, pool, changes)
             return None
-        elif pool.medium != "GPU" and (found := self.naming.below(event)) is not None:
+        if pool.medium != "GPU" and (found := self.naming.below(event)) is not None:
             return found
-        elif self.groups.sparse:
+        if self.groups.sparse:
             self._store_described(event, pool, changes)
             return None
-        elif layout is not None and len(event.token_ids) != size * len(hashes):
+        if layout is not None and len(event.token_ids) != size * len(hashes):
             self._store_sparse(event, pool, changes)
             return None
-        elif len(event.token_ids) != size * len(hashes):
+        if len(event.token_ids) != size * len(hashes):
             self.stats.unpaired_blocks += len(hashes)
         elif (parent_key := self.naming.parent_key(event, pool)) is None:
             assert event.parent_block_hash is not None, "a block without a parent follows the root"

@@ -52,10 +52,9 @@ class CurveClient(Struct, frozen=True):
 
 
 def load_curve(secret_file: str, clients: str | None = None) -> CurveKeys:
-    public, secret = _load(secret_file, need_secret=True)
+    public, secret = _load_pair(secret_file)
     if clients is not None and not Path(clients).is_dir():
         raise ValueError(f"{clients} is not a folder of client keys (*.key)")
-    assert secret is not None
     return CurveKeys(public, secret, clients)
 
 
@@ -66,10 +65,7 @@ def shared_keys(secret_file: str) -> CurveKeys:
 
 
 def load_curve_client(server_file: str, secret_file: str) -> CurveClient:
-    server, _ = _load(server_file, need_secret=False)
-    public, secret = _load(secret_file, need_secret=True)
-    assert secret is not None
-    return CurveClient(server, public, secret)
+    return CurveClient(_load(server_file)[0], *_load_pair(secret_file))
 
 
 def secure_server(socket: "zmq.Socket[bytes]", curve: CurveKeys) -> None:
@@ -96,15 +92,19 @@ def write_keys(name: str) -> tuple[Path, Path]:
     return Path(public), Path(secret)
 
 
-def _load(file: str, *, need_secret: bool) -> tuple[bytes, bytes | None]:
+def _load_pair(file: str) -> tuple[bytes, bytes]:
+    public, secret = _load(file)
+    if secret is None:
+        raise ValueError(f"{file} has no secret key; name the .key_secret file")
+    return public, secret
+
+
+def _load(file: str) -> tuple[bytes, bytes | None]:
     try:
         # A pipe would be waited for, and some devices never end.
         status = os.stat(file)
         if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
             raise ValueError(f"not a regular file of at most {MAX_BYTES} bytes; use `events keygen`")
-        public, secret = zmq.auth.load_certificate(file)
+        return zmq.auth.load_certificate(file)
     except (OSError, ValueError) as error:
         raise ValueError(f"{file} is not a CURVE key file: {error}") from error
-    if need_secret and secret is None:
-        raise ValueError(f"{file} has no secret key; name the .key_secret file")
-    return public, secret

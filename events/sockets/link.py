@@ -57,14 +57,6 @@ def size_of(frames: Frames) -> int:
     return sum(map(len, frames))
 
 
-def nothing() -> None:
-    """Do nothing about a connection that was made or lost."""
-
-
-def unlimited() -> float:
-    return math.inf
-
-
 class Link:
     """Calls `connected`, `receive` with some messages at a time, and `lost`, in the order in which they came.
 
@@ -82,9 +74,9 @@ class Link:
         topic: bytes | None = None,
         most_bytes: int,
         warned: set[str],
-        connected: Callable[[], object] = nothing,
-        lost: Callable[[], object] = nothing,
-        room: Callable[[], float] = unlimited,
+        connected: Callable[[], object] = lambda: None,
+        lost: Callable[[], object] = lambda: None,
+        room: Callable[[], float] = lambda: math.inf,
     ) -> None:
         self.endpoint = endpoint
         self.paused = False  # the peer ends each connection at once

@@ -47,7 +47,7 @@ def plain(value: Any) -> Any:
     return value
 
 
-def count(number: float, noun: str) -> str:
+def count(number: int, noun: str) -> str:
     """`1 batch`, `2,048 batches`."""
     if number == 1:
         return f"1 {noun}"

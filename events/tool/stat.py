@@ -1,8 +1,9 @@
 """`warmroute events stat`: rates, churn, lifetimes, losses and the hottest prefixes of streams."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import click
 from rich.console import Console, Group
@@ -10,7 +11,6 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from events.analysis.statistics import Report
 from events.analysis.tree import ancestors, hottest_prefixes, token_ids
 from events.tool.diff import grid
 from events.tool.options import (
@@ -21,7 +21,7 @@ from events.tool.options import (
     stream_options,
     tokenizer_option,
 )
-from events.tool.output import Output, count, plain
+from events.tool.output import Output, count
 from events.tool.streams import Watch, follow, played
 from events.tool.words import Decode, content, number, restrictions, seconds
 
@@ -103,14 +103,14 @@ def show(output: Output, watched: Sequence[Watch], top: int, decode: Decode | No
             }
             for prefix in hottest_prefixes(watch.tree, top)
         ]
-        output.line({**plain(watch.statistics.report(watch.view, watch.tree)), "hottest_prefixes": hot})
+        output.line({**watch.statistics.report(watch.view, watch.tree), "hottest_prefixes": hot})
 
 
 def drawing(watch: Watch, top: int, decode: Decode | None) -> tuple[Text, Table]:
     report = watch.statistics.report(watch.view, watch.tree)
-    title = Text(report.replica, style="bold", no_wrap=True, overflow="ellipsis")
-    exact = "exact" if report.inexact is None else f"inexact: {report.inexact}"
-    title.append(f"  {exact}", style="green" if report.inexact is None else "yellow")
+    title = Text(watch.view.name, style="bold", no_wrap=True, overflow="ellipsis")
+    inexact = report["inexact"]
+    title.append("  exact" if inexact is None else f"  inexact: {inexact}", "green" if inexact is None else "yellow")
     table = grid()
     for name, text in _rows(report):
         table.add_row(name, Text(text))
@@ -123,52 +123,43 @@ def drawing(watch: Watch, top: int, decode: Decode | None) -> tuple[Text, Table]
     return title, table
 
 
-def _rows(report: Report) -> list[tuple[str, str]]:
-    counts, rates, lives, lag = report.counts, report.rates, report.lives, report.lag
-    stream, resolver = report.stream, report.resolver
-    resident = [f"{at.medium} {count(at.blocks, 'block')}, {count(at.tokens, 'token')}" for at in report.resident]
-    held = sum(at.blocks for at in report.resident)
-    churn = f"{number(100 * rates.removed_blocks / held)} % of the cache per second" if held else "-"
-    rows = [
-        ("stream", f"{count(counts.batches, 'batch')}, last {report.last_seq}, in {seconds(report.span_s)}"),
-        (
-            "rate",
-            f"{number(rates.batches)} batches/s, {number(rates.events)} events/s; "
-            f"blocks: {number(rates.stored_blocks)}/s stored, {number(rates.removed_blocks)}/s removed",
-        ),
-        ("resident", "; ".join(resident) or "nothing"),
-        ("stored", f"{count(counts.stored_blocks, 'block')}; {count(counts.removed_blocks, 'block')} removed"),
-        ("churn", f"{churn}; {count(report.restored_blocks, 'block')} came back"),
+def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    counts, lives, lag, stream, resolver = (report[of] for of in ("counts", "lives", "lag", "stream", "resolver"))
+    rates = {name: number(rate) for name, rate in report["rates"].items()}
+    held = sum(at["blocks"] for at in report["resident"])
+    resident = [
+        f"{at['medium']} {count(at['blocks'], 'block')}, {count(at['tokens'], 'token')}" for at in report["resident"]
     ]
-    if lives.evicted:
-        ages = {"p10": lives.p10_s, "p50": lives.p50_s, "p90": lives.p90_s, "p99": lives.p99_s}
-        rows.append(("lifetime", ", ".join(f"{name} {seconds(age)}" for name, age in ages.items())))
-    gaps = f"{count(stream.gaps, 'gap')} of {count(stream.missing_batches, 'batch')}"
-    asked = f"{count(stream.replays, 'replay')}, {count(stream.snapshots, 'snapshot')} asked"
-    again = f"{count(resolver.duplicate_blocks, 'block')} stored while resident"
-    waiting = f"{count(report.orphans_waiting, 'block')} waiting; {count(resolver.orphans_resolved, 'event')}"
-    rows += [
-        (
-            "" if lives.evicted else "lifetime",
-            f"{lives.evicted:,} evicted; {lives.censored:,} not, counted as censored",
-        ),
-        ("gaps", f"{gaps}, {stream.lost_batches:,} lost for good; {asked}"),
-        ("duplicates", f"{count(stream.duplicates, 'batch')}; {again}"),
-        ("orphans", f"{waiting} named later, {resolver.orphans_dropped:,} dropped"),
-    ]
-    if stream.restarts or stream.reconnects:
-        rows.append(("restarts", f"{stream.restarts:,}; {count(stream.reconnects, 'reconnect')}"))
+    churn = f"{number(100 * report['rates']['removed_blocks'] / held)} % of the cache per second" if held else "-"
+    yield "stream", f"{count(counts['batches'], 'batch')}, last {report['last_seq']}, in {seconds(report['span_s'])}"
+    messages = f"{rates['batches']} batches/s, {rates['events']} events/s"
+    yield "rate", f"{messages}; blocks: {rates['stored_blocks']}/s stored, {rates['removed_blocks']}/s removed"
+    yield "resident", "; ".join(resident) or "nothing"
+    yield "stored", f"{count(counts['stored_blocks'], 'block')}; {count(counts['removed_blocks'], 'block')} removed"
+    yield "churn", f"{churn}; {count(report['restored_blocks'], 'block')} came back"
+    if lives["evicted"]:
+        yield "lifetime", ", ".join(f"{name} {seconds(lives[f'{name}_s'])}" for name in ("p10", "p50", "p90", "p99"))
+    evicted = f"{lives['evicted']:,} evicted; {lives['censored']:,} not, counted as censored"
+    yield "" if lives["evicted"] else "lifetime", evicted
+    gaps = f"{count(stream['gaps'], 'gap')} of {count(stream['missing_batches'], 'batch')}"
+    asked = f"{count(stream['replays'], 'replay')}, {count(stream['snapshots'], 'snapshot')} asked"
+    yield "gaps", f"{gaps}, {stream['lost_batches']:,} lost for good; {asked}"
+    again = f"{count(resolver['duplicate_blocks'], 'block')} stored while resident"
+    yield "duplicates", f"{count(stream['duplicates'], 'batch')}; {again}"
+    waiting = f"{count(report['orphans_waiting'], 'block')} waiting; {count(resolver['orphans_resolved'], 'event')}"
+    yield "orphans", f"{waiting} named later, {resolver['orphans_dropped']:,} dropped"
+    if stream["restarts"] or stream["reconnects"]:
+        yield "restarts", f"{stream['restarts']:,}; {count(stream['reconnects'], 'reconnect')}"
     odd = {
-        "without matching tokens": resolver.unpaired_blocks,
-        "removals of unknown blocks": resolver.removed_unknown,
-        "events of unknown type": resolver.unknown_events,
-        "unreadable events": resolver.rejected_events,
-        "digests that differed": stream.digest_mismatches,
+        "without matching tokens": resolver["unpaired_blocks"],
+        "removals of unknown blocks": resolver["removed_unknown"],
+        "events of unknown type": resolver["unknown_events"],
+        "unreadable events": resolver["rejected_events"],
+        "digests that differed": stream["digest_mismatches"],
     }
     if any(odd.values()):
-        rows.append(("not usable", ", ".join(f"{many:,} {what}" for what, many in odd.items() if many)))
+        yield "not usable", ", ".join(f"{many:,} {what}" for what, many in odd.items() if many)
     if lag is not None:
-        rows.append(("lag", f"p50 {seconds(lag.p50_s)}, p99 {seconds(lag.p99_s)}, most {seconds(lag.most_s)}"))
-        if lag.note:
-            rows.append(("", lag.note))
-    return rows
+        yield "lag", f"p50 {seconds(lag['p50_s'])}, p99 {seconds(lag['p99_s'])}, most {seconds(lag['most_s'])}"
+        if lag["note"]:
+            yield "", lag["note"]

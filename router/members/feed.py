@@ -70,7 +70,7 @@ class ReplicaFeed:
         self.view = CacheView(
             source.name,
             source.stream(),
-            Resolver(source.model, native=native, keyed=native and not source.native, intern=index.intern),
+            Resolver(source.model, native=native, intern=index.intern),
             skim=source.native,
             sliced=True,
             on_change=self._changed,

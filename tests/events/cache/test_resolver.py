@@ -293,17 +293,8 @@ def test_native_hashes_are_taken_as_keys() -> None:
     assert resolver.digest() == Digest(3, fold([KEYS[0], KEYS[2], 7]))
 
 
-def test_native_key_is_kept_once_and_only_hashes_without_a_key_beside_it() -> None:
-    resolver = native(stored(list(KEYS), TOKENS), stored([8, KEYS[0]], [1, 2, 3, 4], kv_cache_spec_kind="mamba"))
-    assert resolver.pools["GPU", 0].named == {8: None}
-    assert resident_copies(resolver) == {("GPU", 0): {8: 1, KEYS[0]: 2, KEYS[1]: 1, KEYS[2]: 1}}
-    resolver.apply([stored([8], [1, 2], parent=KEYS[2])])  # now it has a key
-    resolver.check()
-    assert (resolver.pools["GPU", 0].named, resolver.keys()) == ({}, {8, *KEYS})
-
-
 native_changes = st.tuples(
-    st.sampled_from(["store", "store", "partial", "remove"]),
+    st.sampled_from(["store", "store", "remove"]),
     st.lists(st.integers(0, 6), min_size=1, max_size=4),
     st.sampled_from([None, 1]),
 )
@@ -313,24 +304,20 @@ native_changes = st.tuples(
 def test_native_resolver_equals_a_count_of_copies(changes: list[tuple[str, list[int], int | None]]) -> None:
     resolver = Resolver(MODEL, native=True)
     copies: dict[tuple[str, int], Counter[Hash]] = {("GPU", 0): Counter(), ("GPU", 1): Counter()}
-    keys: dict[tuple[str, int], set[int]] = {pool: set() for pool in copies}
     for kind, hashes, group in changes:
         pool = ("GPU", group or 0)
         if kind == "remove":
             resolver.apply([removed(*hashes, group=group)])
             copies[pool] -= Counter(hashes)  # which leaves none below zero
-            keys[pool] &= set(copies[pool])
         else:
-            more = {"kv_cache_spec_kind": "mamba"} if kind == "partial" else {}
-            resolver.apply([stored(list(hashes), [], parent=99, group_idx=group, **more)])
+            resolver.apply([stored(list(hashes), [], parent=99, group_idx=group)])
             copies[pool].update(hashes)
-            keys[pool].update(() if more else hashes)
         resolver.check()
         assert resident_copies(resolver) == {name: dict(count) for name, count in copies.items() if count}
-        assert resolver.keys() == set().union(*keys.values())
+        assert resolver.keys() == set().union(*copies.values())
         assert resolver.digest().blocks == sum(map(len, copies.values())) == resolver.resident_blocks()
     held = {key for found in resolver.reset().held for key in found.keys}
-    assert held == set().union(*keys.values()) and resolver.resident_blocks() == 0
+    assert held == set().union(*copies.values()) and resolver.resident_blocks() == 0
 
 
 def test_native_word_is_checked_on_the_first_chain() -> None:
