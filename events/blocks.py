@@ -52,40 +52,29 @@ def block_keys(
     return extend_keys(root, packed, block_size, extras)
 
 
-def extend_keys_ahead(
-    parent_key: int, packed: PackedTokens, block_size: int, lookahead: int, extras: Extras | None = None
+def extend_keys(
+    parent_key: int, packed: PackedTokens, block_size: int, extras: Extras | None = None, lookahead: int = 0
 ) -> list[int]:
-    """The keys of blocks that also stand for some tokens after them: of those blocks whose tokens after are there.
+    """The keys of the full blocks in `packed`, the first of which follows the block named `parent_key`.
 
-    An engine with EAGLE or MTP keeps KV that depends on the next token, too. The hashed text is longer than a plain
-    block, and the root tells block sizes apart, so these keys are no others' keys.
+    An engine with EAGLE or MTP keeps KV that depends on the next token, too: with a `lookahead` a key also stands for
+    so many tokens after its block, and blocks that lack them have none. The hashed text is longer than a plain block,
+    and the root tells block sizes apart, so these keys are no others' keys; nor are those of blocks with extra keys.
     """
-    stride, text = block_size * TOKEN_BYTES, memoryview(packed)
-    keys, key = [], parent_key
-    for index in range(max(0, len(text) // TOKEN_BYTES - lookahead) // block_size):
-        tokens = text[index * stride : (index + 1) * stride + lookahead * TOKEN_BYTES]
-        own = extras.get(index) if extras else None
-        key = xxh3_64_intdigest(bytes(tokens) + _encode_msgpack(own) if own else tokens, key)
-        keys.append(key)
-    return keys
-
-
-def extend_keys(parent_key: int, packed: PackedTokens, block_size: int, extras: Extras | None = None) -> list[int]:
-    """The keys of the full blocks in `packed`, the first of which follows the block named `parent_key`."""
     if block_size < 1:
         raise ValueError(f"block_size is {block_size}; it must be at least 1")
-    block = _block_struct(block_size * TOKEN_BYTES)
-    partial = len(packed) % block.size
-    if partial:
-        packed = memoryview(packed)[: len(packed) - partial]
+    stride, after = block_size * TOKEN_BYTES, lookahead * TOKEN_BYTES
+    blocks = max(0, len(packed) - after) // stride
     key = parent_key
-    if not extras:
-        return [key := xxh3_64_intdigest(tokens, key) for (tokens,) in block.iter_unpack(packed)]
-    keys = []
-    for index, (tokens,) in enumerate(block.iter_unpack(packed)):
-        # The encoded extras make the hashed text longer than any plain block of this size: no confusion between them.
-        own = extras.get(index)
-        key = xxh3_64_intdigest(tokens + _encode_msgpack(own) if own else tokens, key)
+    if not extras and not lookahead:
+        if len(packed) != blocks * stride:
+            packed = memoryview(packed)[: blocks * stride]
+        return [key := xxh3_64_intdigest(tokens, key) for (tokens,) in _block_struct(stride).iter_unpack(packed)]
+    text, keys = memoryview(packed), []
+    for index in range(blocks):
+        tokens = text[index * stride : (index + 1) * stride + after]
+        own = extras.get(index) if extras else None
+        key = xxh3_64_intdigest(bytes(tokens) + _encode_msgpack(own) if own else tokens, key)
         keys.append(key)
     return keys
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from events.blocks import TOKEN_BYTES, ExtraKey, Extras, extend_keys, extend_keys_ahead, pack_tokens, root_key
+from events.blocks import TOKEN_BYTES, ExtraKey, Extras, extend_keys, pack_tokens, root_key
 from events.messages import BlockStored, Token
 
 MAX_LOOKAHEAD = 64  # tokens
@@ -80,7 +80,7 @@ def _keys_ahead(
         packed += pack_tokens(after)
     except ValueError:
         return None
-    return extend_keys_ahead(parent_key, packed, block_size, len(after), extras)
+    return extend_keys(parent_key, packed, block_size, extras, len(after))
 
 
 def unit_keys(event: BlockStored, parent_key: int, unit: int) -> list[int] | None:

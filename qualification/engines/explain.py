@@ -6,7 +6,7 @@ from functools import partial
 
 from msgspec import Struct
 
-from events.blocks import block_keys, extend_keys_ahead, pack_tokens, root_key
+from events.blocks import block_keys, extend_keys, pack_tokens, root_key
 from events.cache.resolver import Resolver
 from events.messages import Event, EventBatch
 from qualification.engines.engine import MODEL, Found
@@ -38,7 +38,7 @@ class Wrong(Struct, frozen=True):
     def keys(self, block_size: int, lookahead: int = 0) -> list[int]:
         root = root_key(MODEL, self.found.adapter, self.found.salt, block_size)
         if lookahead:
-            return extend_keys_ahead(root, pack_tokens(self.found.prompt), block_size, lookahead)
+            return extend_keys(root, pack_tokens(self.found.prompt), block_size, lookahead=lookahead)
         return block_keys(self.found.prompt, block_size, root)
 
 

@@ -17,7 +17,7 @@ import msgspec
 from api.errors import ApiError
 from api.native import unpack_ids
 from engines.prompts import dates
-from events.blocks import TOKEN_BYTES, block_keys, extend_keys_ahead, pack_tokens, root_key
+from events.blocks import TOKEN_BYTES, block_keys, extend_keys, pack_tokens, root_key
 from router.members.broken import Broken
 from router.members.fetch import Fetched
 from router.members.members import Member, ServedModel, Server
@@ -225,6 +225,6 @@ class Verification:
         if size == APPROXIMATE:
             return 0
         root = root_key(prompt.model, prompt.lora, prompt.salt, size)
-        ahead = partial(extend_keys_ahead, root, packed, size)
+        ahead = partial(extend_keys, root, packed, size, None)
         matches = self._placement.index.match(block_keys(packed, size, root), 1 << member.slot, ahead=ahead)
         return matches.sure.get(member.slot, 0)

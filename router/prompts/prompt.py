@@ -17,7 +17,7 @@ from api.generation_apis import GenerationApi
 from api.prompts.billing import BILLING_HEADER, without_billing
 from api.reading import read
 from api.retention import Retain
-from events.blocks import TOKEN_BYTES, block_keys, extend_keys, extend_keys_ahead, pack_tokens, root_key
+from events.blocks import TOKEN_BYTES, block_keys, extend_keys, pack_tokens, root_key
 
 APPROXIMATE = 0  # stands for a block size: blocks of the prompt's bytes
 # Smaller ones cost time at each look-up, larger ones hide more of a shared beginning (`python -m tests.bench tokens`).
@@ -168,7 +168,7 @@ class Prompt(Struct):
             else:
                 root = root_key(self.model, self.lora, self.salt, block_size)
             if lookahead:
-                known = extend_keys_ahead(root, self.packed[0], block_size, lookahead) if self.exact else []
+                known = extend_keys(root, self.packed[0], block_size, lookahead=lookahead) if self.exact else []
             elif block_size == APPROXIMATE:
                 known = extend_keys(root, self.text, APPROXIMATE_BLOCK_BYTES // TOKEN_BYTES)
             else:

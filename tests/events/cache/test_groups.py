@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from events.blocks import block_keys, extend_keys_ahead, pack_tokens, root_key
+from events.blocks import block_keys, extend_keys, pack_tokens, root_key
 from events.cache.changes import Grouped, Stored
 from events.cache.groups import FULL, STATE, WINDOW, Group, Groups, Layout, hits
 from events.cache.hash_chain import ENCODINGS, SEED, cbor
@@ -359,7 +359,7 @@ def test_pairs_that_are_none_are_declared(pairs: list[Any]) -> None:
 
 
 def block_keys_ahead(tokens: Sequence[int], lookahead: int) -> list[int]:
-    keys = extend_keys_ahead(root_key(MODEL, block_size=2), pack_tokens(tokens), 2, lookahead)
+    keys = extend_keys(root_key(MODEL, block_size=2), pack_tokens(tokens), 2, lookahead=lookahead)
     assert len(keys) == (len(tokens) - lookahead) // 2
     return keys
 

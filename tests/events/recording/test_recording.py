@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from events.recording.recording import HEAD_BYTES, MAGIC, MARK, BadRecording, Recorder, Recording, feed_record
+from events.recording.recording import MAGIC, MARK, BadRecording, Recorder, Recording, feed_record
 from events.source import Record, Source
 from events.view import CacheView
-from tests.events.recorded import SOURCE, TOPIC, Engine, Line, record_incident, replay_into_view
+from tests.events.recorded import SOURCE, TOPIC, Engine, Line, replay_into_view
 from tests.events.resident import copies
 
 RECORDS = [Record(100.0 + n, 0, "events", [TOPIC, n.to_bytes(8, "big"), bytes([n]) * n]) for n in range(20)]
@@ -218,11 +218,3 @@ def test_a_view_at_a_batch_and_at_a_time(tmp_path: Path) -> None:
     for seq, (now_s, blocks) in enumerate(sizes):
         assert replay_into_view(recording, SOURCE, until_seq=seq).resolver.resident_blocks() == blocks
         assert replay_into_view(recording, SOURCE, until_time=now_s).resolver.resident_blocks() == blocks
-
-
-def test_the_incident_of_the_other_tests_is_one(tmp_path: Path) -> None:
-    record_incident(tmp_path / "a.wre")
-    kinds = [record.kind for record in Recording(tmp_path / "a.wre").records()]
-    assert kinds.count("connected") == 2
-    assert "tick" in kinds
-    assert HEAD_BYTES * len(kinds) < (tmp_path / "a.wre").stat().st_size

@@ -129,15 +129,6 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(events, ["record", *map(str, arguments), "--json"])
 
 
-def test_an_existing_file_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "a.wre"
-    path.write_text("precious")
-    result = run("tcp://127.0.0.1:1", "-o", path)
-    assert result.exit_code == 1
-    assert f"{path} exists; --force replaces it" in result.stderr
-    assert path.read_text() == "precious"
-
-
 def test_a_recording_is_copied_redacted(tmp_path: Path) -> None:
     engine = record_incident(tmp_path / "a.wre", secrets=True)
     result = run(tmp_path / "a.wre", "--redact", "-o", tmp_path / "r.wre", "--json")

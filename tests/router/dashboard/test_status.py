@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from events.blocks import extend_keys_ahead, pack_tokens, root_key
+from events.blocks import extend_keys, pack_tokens, root_key
 from events.cache.changes import Grouped, Stored
 from events.cache.groups import Group, Layout
 from events.native import Load
@@ -105,7 +105,7 @@ async def test_a_prompt_is_remembered_and_compared_by_the_keys_that_its_replica_
             tokens = list(range(1, 11))
             sent = {"model": MODEL, "prompt": tokens, "stream": True}
             assert (await client.post(COMPLETIONS, sent)).status == 200
-            keys = extend_keys_ahead(root_key(MODEL, None, None, 4), pack_tokens(tokens), 4, 1)
+            keys = extend_keys(root_key(MODEL, None, None, 4), pack_tokens(tokens), 4, lookahead=1)
             [recent] = running.router.history.recent.all()
             assert (recent.keys, recent.lookahead) == (keys, 1)
             [difference] = running.router.predictions._open

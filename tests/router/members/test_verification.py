@@ -11,7 +11,7 @@ import pytest
 
 from api.prompts.prompts import Prompts
 from engines.prompts.vllm import Vllm
-from events.blocks import block_keys, extend_keys_ahead, pack_tokens, root_key
+from events.blocks import block_keys, extend_keys, pack_tokens, root_key
 from events.cache.groups import FULL, Group, Layout
 from router.members import verification
 from router.members.broken import Broken
@@ -163,7 +163,7 @@ async def test_what_the_answer_does_not_cover_is_verified_by_the_stored_blocks(w
     assert not world.send(**fields).exact
     assert first.unverified is not None
     root = root_key("m", None, None, 16)
-    keys = extend_keys_ahead(root, first.unverified, 16, lookahead)
+    keys = extend_keys(root, first.unverified, 16, lookahead=lookahead)
     assert lookahead or keys == block_keys(first.unverified, 16, root)
     world.placement.index.store(world.member.slot, keys)
     await world.settled()
