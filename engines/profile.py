@@ -51,7 +51,7 @@ class EngineProfile(Struct, frozen=True, kw_only=True, eq=False):
     name: str  # the name in descriptions of replicas, files, metrics and logs
     owner: str | None = None  # `owned_by` of its models, by which it is recognized
 
-    # ---- what it tells
+    # ---- its answers and metrics
     describes_itself: bool = False  # /load tells its event sockets, too; it needs no other settings
     publishes_status: bool = False  # heartbeats with its load, beside its events
     health_path: str = "/health"

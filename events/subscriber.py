@@ -110,7 +110,7 @@ class Subscriber:
         stood_still = self.stands_still
         self._wait()
         for sockets in self._sockets.values():
-            # One by one: what is raised for one ends nothing of the others.
+            # One by one, so that an error of one ends nothing of the others.
             sockets.loop.call_soon(sockets.tick_late if stood_still else sockets.tick)
 
 
@@ -216,7 +216,7 @@ class _Sockets:
         elif self._waiting:
             name, frames = self._waiting.popleft()
             self._waiting_bytes -= size_of(frames)
-            self._take_soon()  # first: what is raised for one ends nothing of the others
+            self._take_soon()  # first: an error of one ends nothing of the others
             self._read_on()
             self._take(name, frames)
 
@@ -245,7 +245,7 @@ class _Sockets:
     def _must_wait(self) -> bool:
         return self._view.busy or bool(self._waiting)
 
-    # ---- what comes in
+    # ---- messages
 
     def _changed(self, what: str) -> None:
         """The event socket was connected or disconnected."""

@@ -23,7 +23,7 @@ SHORTEST_S = 0.001
 MAX_RESOURCES = 1e9
 MAX_RANKS = 1024  # the limit for one replica, all on one node
 
-# Bounds hold for what is decoded; `check` is for what they cannot say.
+# Decoding enforces the bounds; `check` has the rules that bounds cannot express.
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_REPLICAS)]
 Bound: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_REPLICAS)]

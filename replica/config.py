@@ -26,7 +26,7 @@ class SimulatedConfig(Struct, frozen=True, kw_only=True):
     decode_tokens_per_s: float = 40.0
     batch_slowdown: float = 0.01
     step_overhead_s: float = 0.001
-    host_tokens_per_s: float = 100_000.0  # loaded from host memory, beside what is computed
+    host_tokens_per_s: float = 100_000.0  # loaded from host memory, beside the computed ones
     mean_output_tokens: int = 128  # the mean length at which the end-of-sequence token falls by itself; 0: never
 
 

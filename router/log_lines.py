@@ -44,7 +44,7 @@ class Weighed(Struct, omit_defaults=True, gc=False):
     cache_block_tokens: int = 0  # the block size that it declares
     cache_blocks: int = 0
     seq: int | None = None  # the last batch of its events that was known; None: none are followed
-    inexact: str | None = None  # why what was known of its cache may not have been all
+    inexact: str | None = None  # the reason why the view of its cache may have been incomplete
     report: Report | None = None  # the last that had come
     lost_tokens: float = 0  # cached tokens that it would have evicted, to be computed again
     trust: float = 1  # the factor on its claims of cached tokens
@@ -90,7 +90,7 @@ class Sending(Struct, omit_defaults=True):
     streamed: bool = True  # its first byte is the first token
     fault: str | None = None
     priority_s: float | None = None  # computed as if it had been sent so much later; None: in the replica's own order
-    awaited_s: float = USUAL_TTL_S  # how long what it was to store counted as stored
+    awaited_s: float = USUAL_TTL_S  # how long its expected blocks counted as stored
     fetched_tokens: int = 0  # tokens whose KV came from another replica
     stands_back: bool = False  # who overtakes it harms nobody
 
@@ -131,7 +131,7 @@ class LogLine(Struct, kw_only=True, omit_defaults=True):
     sendings: list[Sending] = []
     raw_body: Raw = field(default=NO_BODY, name="body")  # `Raw | None` is nothing that msgspec can decode
     index_exact: bool = True  # False: the chosen replica's cache was not known completely
-    prediction_exact: bool = True  # False: `predicted_tokens` may differ from what is found
+    prediction_exact: bool = True  # False: the replica may find another number than `predicted_tokens`
     predicted_tokens: int | None = None  # cached at the replica; None: only guessed
     prefill: Prefilled | None = None  # None: its prompt was computed where its answer was generated
     further_tokens: int = 0  # tokens of all prompts but the first one, which `prompt_tokens` counts

@@ -14,7 +14,7 @@ LARGEST_BODY_BYTES = 128 * 1024 * 1024  # above any configured limit: a reading 
 MAX_DIGITS = 19  # 2**63 bytes have so many
 LARGE_SHARE = 0.75  # the rest of the limit is kept for bodies of at most MEDIUM_BYTES
 SLICE_BYTES = 256 * 1024  # inflated at once: others are served between two slices
-INPUT_BYTES = 16 * 1024  # given to zlib at once, which copies what it leaves
+INPUT_BYTES = 16 * 1024  # given to zlib at once, which copies the rest
 _GZIP = 16 + zlib.MAX_WBITS
 _AS_IT_IS = ("", "identity")
 

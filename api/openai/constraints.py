@@ -32,7 +32,7 @@ class Asked(NamedTuple):
     param: str  # the field that asks for it
 
 
-# ---- what they ask for
+# ---- the forms that requests ask for
 
 
 def constraint_of(request: SamplingFields) -> Asked | None:

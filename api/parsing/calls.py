@@ -185,7 +185,7 @@ class CallParser(ABC):
         self._held.clear()
         self._after_call = True
 
-    # ---- what is told
+    # ---- events for the caller
 
     def _release(self) -> None:
         held = "".join(self._held)

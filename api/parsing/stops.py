@@ -26,7 +26,7 @@ class StopStrings:
         if self.stopped is not None:
             return ""
         text = self._held + text
-        # A stop string cannot begin before what is held: that is the longest end which may still become one.
+        # A stop string cannot begin before the held text, which is the longest end that may still become one.
         found = [(start + len(stop), stop) for stop in self._stops if (start := text.find(stop)) >= 0]
         if found:
             end, self.stopped = min(found, key=lambda end_and_stop: (end_and_stop[0], -len(end_and_stop[1])))

@@ -58,7 +58,7 @@ class SpelledTokens:
             return
         for text in chain(_texts(value), (_met(value, self._edge),)):
             found = self._spelled.search(text)
-            if found is None and not text.isascii():  # a tokenizer may look for its tokens in what it has normalized
+            if found is None and not text.isascii():  # a tokenizer may look for its tokens in the normalized text
                 found = self._spelled.search(unicodedata.normalize("NFKC", text))
             if found is not None:
                 why = "which this server does not take in text; write it otherwise"

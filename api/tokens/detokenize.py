@@ -11,7 +11,7 @@ from api.tokens.tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"
 
-# A character takes at most 4 tokens; what is still not one after twice as many is shown as it is.
+# A character takes at most 4 tokens. Bytes that are none after twice as many are shown as they are.
 MAX_HELD_TOKENS = 8
 
 _Utf8Decoder = codecs.getincrementaldecoder("utf-8")

@@ -24,7 +24,7 @@ class StreamStats(Struct):
     digests_compared: int = 0
     digest_mismatches: int = 0
     dropped_waiting: int = 0
-    repairs: int = 0  # requests for what was missing or doubted; not those of a start, a restart or an idle stream
+    repairs: int = 0  # requests for missing or doubtful batches; not those of a start, a restart or an idle stream
 
 
 class StreamConfig(Struct, frozen=True):

@@ -50,7 +50,7 @@ class Stream(ABC):
         self._silent = False  # the last probe got no answer, or a native replica's status stays away
         self._heard_s: float | None = None  # None: not connected yet
 
-    # ---- what is known
+    # ---- knowledge
 
     @property
     def exact(self) -> bool:

@@ -13,7 +13,7 @@ from router.console.asking import Refused
 from router.console.formatting import count
 
 LOOK_S = 0.5
-HEARD_S = 2.0  # within which routers have heard of it, and what they have sent before has arrived
+HEARD_S = 2.0  # routers have heard of it by then, and their earlier requests have arrived
 SOONEST_S = 5.0  # replicas cannot be seen idle sooner
 NOT_BEGUN = ("placing", "starting", "failing")
 

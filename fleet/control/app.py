@@ -74,7 +74,7 @@ class Endpoints:
         self._controller = controller
         self._holders = holders
 
-    # ---- what is so
+    # ---- state
 
     async def members(self, request: Request) -> Response:
         after = request.query_params.get("after")

@@ -103,7 +103,7 @@ class Controller:
         self._saved = b""
         self._began_s = time.monotonic()
 
-    # ---- what is wanted
+    # ---- the goal
 
     def want(self, plan: FleetPlan) -> None:
         self.reconciler.want(plan)

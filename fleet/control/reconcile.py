@@ -107,7 +107,7 @@ class Reconciler:
             retired={name: replica.retired for name, replica in self.replicas.items() if replica.retired},
         )
 
-    # ---- what is wanted
+    # ---- the goal
 
     def want(self, plan: FleetPlan) -> None:
         """Models that are not in it leave; where a plan changed in more than its count, its replicas are replaced."""
@@ -181,7 +181,7 @@ class Reconciler:
             names = ", ".join(each.name for each in self.plan.models) or "none"
             raise UnknownName(f"there is no model {model!r}; there are {names}")
 
-    # ---- what is so
+    # ---- state
 
     def reported(self, name: str, report: Report) -> None:
         replica = self.replicas[name]

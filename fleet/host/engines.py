@@ -26,7 +26,7 @@ OUR_KEY = "WARMROUTE_API_KEY"
 
 class Launch(Struct, frozen=True):
     command: tuple[str, ...]
-    environment: dict[str, str]  # beside what is inherited
+    environment: dict[str, str]  # beside the inherited ones
     place: ReplicaAddress | None  # None: our ready line says it
 
 

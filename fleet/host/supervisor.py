@@ -116,7 +116,7 @@ class Supervisor:
         self._child: Child | None = None
         self._killed_for = ""  # why it was killed by us
 
-    # ---- what others ask
+    # ---- answers
 
     async def report(self, after: tuple[str, int] | None = None) -> Report:
         """Return the report; if it is still `after` (host, version), wait for a change for some seconds."""

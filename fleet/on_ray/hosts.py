@@ -84,7 +84,7 @@ class RayHost:
         self._silent_since_s: float | None = None
         self._pause_s = FIRST_PAUSE_S
 
-    # ---- what it says
+    # ---- reports
 
     async def report(self, after: tuple[str, int] | None) -> Report:
         actor = await self._there_or_made()
@@ -155,7 +155,7 @@ class RayHost:
             raise HostLost(f"its actor was killed: it did not answer for {silent_s:.0f} s") from error
         raise HostLost(f"its actor does not answer for {silent_s:.0f} s") from error
 
-    # ---- what it is told
+    # ---- orders
 
     async def stop(self, limit_s: float) -> None:
         """Stop the replica and its actor; Ray kills one that cannot be reached as soon as it can."""

@@ -14,7 +14,7 @@ class Order(Struct, frozen=True, kw_only=True):
     namespace: str = NAMESPACE
     port: int = 0  # the controller's port; 0: any free one, and the same one again after a restart
     temp_dir: str | None = None  # the folder of a local Ray; it is not removed
-    again: bool = False  # a controller that is there goes on with what it was told
+    again: bool = False  # a running controller keeps the orders that it has
 
 
 class Launched(Struct, frozen=True, kw_only=True, tag=True):

@@ -218,7 +218,7 @@ class FleetRun:
         # Those found running go on, and those left without a router here.
         stay = self._started is None or self._started.found or (self._told.listener is None and self._told.announced)
         if not stay:
-            # Whoever asks a replica itself, past the front, has what is left of the time.
+            # Clients that ask a replica itself, past the front, have the rest of the time.
             left_s = max(0.0, limit_s - (asyncio.get_running_loop().time() - began_s))
             await self._unless_at_once(self._end_replicas(left_s + ENDS_S))
         await self._launcher.close()

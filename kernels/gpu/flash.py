@@ -24,7 +24,7 @@ HEAD_STEP, LARGEST_HEAD = 8, 256
 # counts, and one that is not a number spoils the result.
 WHOLE_TILES = 64
 
-# Versions differ in what they take and in its order, but not in what these mean. What else there is may be left out.
+# Versions differ in their arguments and the order of these, but not in their meaning. All others are optional.
 COMMON = {"q", "k", "v", "cu_seqlens_q", "seqused_k", "max_seqlen_q", "max_seqlen_k", "softmax_scale", "page_table"}
 CONSTANTS: dict[str, Any] = {
     "is_causal": True,

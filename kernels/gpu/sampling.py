@@ -80,7 +80,7 @@ def survey_chunk(
     place = number * chunk + tl.arange(0, groups)[:, None] * group + tl.arange(0, group)[None, :]
     inside = place < vocab
     logit = tl.load(logits + row.to(tl.int64) * row_stride + place, mask=inside, other=float("-inf"))
-    # A number for what is none, as torch's nan_to_num has it.
+    # A number in place of NaN, as with torch's nan_to_num.
     sane = tl.where(logit != logit, float("-inf"), tl.minimum(tl.maximum(logit, LOWEST), HIGHEST))
     sane = tl.where(inside, sane, float("-inf"))
     of_groups = tl.max(sane, axis=1)

@@ -189,7 +189,7 @@ class InFlight:
     def _now_s(self) -> float:
         return time.perf_counter() - self._began_s
 
-    # ---- what comes back
+    # ---- answers
 
     def answered(self, status: int, headers: list[Header]) -> None:
         outcome = self.outcome

@@ -60,7 +60,7 @@ class Conversation:
             answer = answered(self._place, messages, page.frame)
         finally:
             page.end()
-        if answer.stopped and not self._decorated:  # a script is ended, and not only this answer
+        if answer.stopped and not self._decorated:  # Ctrl-C ends a script, not only this answer
             raise KeyboardInterrupt
         outcome = answer.outcome
         if outcome.error is not None:

@@ -72,7 +72,7 @@ class BlockPool:
         self.named = 0  # all copies counted
         self.evictions = 0
         self.collisions_refused = 0
-        self.lookups = PoolSnapshot()  # the counts of what was looked up; `snapshot` has the rest
+        self.lookups = PoolSnapshot()  # the counts of look-ups; `snapshot` has the rest
         # Memory is seen in two ways: `array` is faster for one slot, numpy (`_many`) for several.
         self._references = array("i", bytes(4 * num_blocks))
         self._many_references = np.frombuffer(self._references, np.int32)

@@ -58,7 +58,7 @@ class Transfer(Struct, eq=False):
     pull: Pull | None = None  # after the loads
     came: int = 0  # leading loads that have been carried out and verified
     pulled: int = 0  # leading blocks of the pull, likewise
-    lost: list[int] = field(default_factory=list)  # slots whose KV is not what it should be
+    lost: list[int] = field(default_factory=list)  # slots whose KV is wrong
 
     @property
     def blocks(self) -> list[int]:

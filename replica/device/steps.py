@@ -37,7 +37,7 @@ class Order(NamedTuple):
     # Steps without one need these:
     decoding: int  # sequences
     longest_prefill: int  # rows of a sequence that does not
-    longest: int  # tokens of a sequence, with what is cached
+    longest: int  # tokens of a sequence, cached ones included
 
 
 class Computed(NamedTuple):

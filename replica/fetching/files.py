@@ -70,7 +70,7 @@ class Source(ABC):
         """Put the missing and incomplete ones there."""
 
 
-# ---- what is there
+# ---- files on disk
 
 
 def recorded(folder: Path, name: str = RECORD) -> Record | None:
@@ -105,7 +105,7 @@ def taken_bytes(folder: Path) -> int:
     return taken
 
 
-# ---- what is wanted
+# ---- files to fetch
 
 
 def wanted(model: str, offered: Files, tokenizer_only: bool) -> dict[str, File]:

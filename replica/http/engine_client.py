@@ -289,7 +289,7 @@ class EngineClient:
         if not self._death.done():
             self._send(messages.Stop())
             try:
-                # While it loads the model it hears nothing, and has nothing to finish.
+                # While the engine loads its model, it reads no messages and has no requests.
                 await asyncio.wait_for(self.died(), 0 if self.hello is None else STOPPING_LIMIT_S)
             except TimeoutError:
                 with contextlib.suppress(ProcessLookupError):

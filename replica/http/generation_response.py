@@ -120,7 +120,7 @@ class GenerationResponse(Response):
                 payload = self._take_all(await self._output_stream.next())
         except (EngineDied, NoRoom) as failure:
             if self._framed and (isinstance(failure, EngineDied) or not self._work.request.stream):
-                return  # the connection is cut, and the router resumes elsewhere what it has
+                return  # the connection is cut, and the router resumes the answer elsewhere
             payload = self._form.broken(self._api_error(failure))
             payload = encode_frame(0, (), payload) if self._framed else payload
         else:

@@ -36,7 +36,7 @@ class Factors(NamedTuple):
 
 
 class AdapterFiles(NamedTuple):
-    digest: str  # the digest of all that decides what is computed
+    digest: str  # the digest of everything that changes results
     factors: dict[tuple[int, str], Factors]  # factors by layer and projection
 
     @property
@@ -47,7 +47,7 @@ class AdapterFiles(NamedTuple):
 Rank: TypeAlias = Annotated[int, Meta(ge=1, le=2**20)]
 # Ways to begin a training that leave the model's own weights as they are; others change them.
 BEGINNINGS = (True, False, "gaussian", "eva", "orthogonal")
-# Fields that change what is computed, each in a way of its own.
+# Fields that change results, each in a way of its own.
 UNSUPPORTED = (
     "alora_invocation_tokens",
     "arrow_config",

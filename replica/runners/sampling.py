@@ -145,7 +145,7 @@ def shaped(rows: Tensor, requests: Sequence[Request], generated: Sequence[int]) 
     penalties = []
     for start, request in zip(starts, requests, strict=True):
         if is_penalized(request.sampling):
-            # A chain only grows, preempted or not; so what was taken over stays right.
+            # A chain only grows, preempted or not; so the part that was taken over stays right.
             if not isinstance(request.runner_state, Seen):
                 request.runner_state = Seen(request)
             request.runner_state.take(request)
@@ -204,7 +204,7 @@ def _penalize(flat: Tensor, seen: Mapping[int, Seen], penalties: Sequence[tuple[
     flat[ids] = values.clamp_(max=HIGHEST)
 
 
-# ---- what is left to draw from, and the draw
+# ---- the candidates, and the draw
 
 
 def _nucleus_end(weights: Tensor, top_p: float) -> Tensor | float:

@@ -79,7 +79,7 @@ class Mover:
 
     speeds: LoadSpeeds
     disk_counters = DiskCounters()
-    computing = False  # set by the engine: others would notice what is moved
+    computing = False  # set by the engine: others would notice a move
 
     def recover(self) -> Recovery:
         """Read what the disk has; called once, before anything moves."""
@@ -151,7 +151,7 @@ class ThreadedMover(Mover):
         self._staging_lock = Lock()
         if host.num_slots:
             memory.pin(host.whole)
-        self._unsaved: set[int] = set()  # slots without what their names say
+        self._unsaved: set[int] = set()  # slots that lack the blocks of their names
         self._landed: deque[Transfer] = deque()
         self._written: deque[Written] = deque()
         threads = 1 if memory.is_host else PARTS
@@ -205,7 +205,7 @@ class ThreadedMover(Mover):
     def close(self) -> None:
         """Write for CLOSING_S what waits for the disk, and leave the rest undone."""
         self.computing = False
-        for pool in (self._transfers, self._loader, self._saver):  # the first one waits for what it gave the others
+        for pool in (self._transfers, self._loader, self._saver):  # the first waits for the others
             pool.shutdown(cancel_futures=True)
         with suppress(TimeoutError):
             self._writer.submit(int).result(CLOSING_S)
@@ -219,7 +219,7 @@ class ThreadedMover(Mover):
     def _carry_out(self, transfer: Transfer) -> None:
         try:
             self._load_all(transfer)
-        except Exception:  # its request waits: it computes what has not come
+        except Exception:  # its request waits: it computes the missing tokens
             log.exception("blocks could not be loaded")
         transfer.lost += [slot for _, slot in transfer.saves if slot in self._unsaved]
         if transfer.pull is not None and transfer.came == len(transfer.loads):
@@ -295,7 +295,7 @@ class ThreadedMover(Mover):
             if transfer.pulled:
                 # The pauses do not count, as they end in time for the rest: small models would never pull again.
                 self.speeds.add(PULLED, transfer.pulled, monotonic() - began_s - paused_s)
-        except Exception:  # its request waits: it computes what was not read
+        except Exception:  # its request waits: it computes the unread tokens
             log.exception("blocks could not be read from a neighbour")
         finally:
             self._landed.append(transfer)

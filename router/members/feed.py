@@ -95,7 +95,7 @@ class ReplicaFeed:
         stats = self.view.stream.stats
         return 0 if self.source.native else stats.lost_batches + stats.reconnects
 
-    # ---- what has changed
+    # ---- changes
 
     @property
     def inexact(self) -> str | None:

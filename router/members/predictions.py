@@ -139,7 +139,7 @@ class Predictions:
         `since`: when it was predicted. `sure`: the keys are exact.
         """
         accuracy.claimed(prediction.claimed_blocks, reported_blocks)
-        if not since.exact:  # the prediction was no claim; but what was found there is there
+        if not since.exact:  # the prediction was no claim, but the blocks found are there
             if reported_blocks and feed is not None:
                 feed.found(since, list(keys[:reported_blocks]), sure=sure)
             return

@@ -312,7 +312,7 @@ class Upkeep:
                     if (await ask(server, "/v1/completions", body)).status < 500:
                         server.works(self.now_s())
 
-    # ---- what comes by itself
+    # ---- statuses and time
 
     def heard(self, name: str, status: Status) -> None:
         member = self.members.by_name.get(name)

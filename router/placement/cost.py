@@ -153,7 +153,7 @@ class Question(Struct, eq=False, gc=False):
     came_s: float | None = None  # None: now
     awaited: Mapping[int, float] = NOTHING  # the part of `matched` that is still on its way there
     readable: Mapping[int, float] = NOTHING  # slot -> tokens that neighbours may read there, by events alone
-    pulls: Mapping[int, Pull] = NO_PULLS  # slot -> what it would read from its neighbours; found by `choose`
+    pulls: Mapping[int, Pull] = NO_PULLS  # slot -> its reads from neighbours; `choose` sets them
     half: Half = "decode"  # the half of a generation that is to be placed
     is_fetched: bool = False  # its KV was computed elsewhere, and is handed over from there
     source: Candidate | None = None  # a replica of ours that has computed it for whoever generates, to read it there

@@ -184,7 +184,7 @@ def split(mode: Mode, decode: Decision, prefill: Decision, transfers: Transfers)
     reported = decode.candidates[here].load_tokens_per_s.get(PULL)
     transfer_s = transferred / (reported or transfers.tokens_per_s(decode.question.now_s))
     computed_s = prefill.ttft_of(there)
-    left_s = decode.ahead(here) / decode.rates[here] - computed_s  # its last token waits for what is queued there
+    left_s = decode.ahead(here) / decode.rates[here] - computed_s  # its last token waits for the queue there
     there_s = computed_s + max(transfer_s, left_s) + OVERHEAD_S
     found = Split(False, "", prefill, here_s, here_harm_s, there_s, _harm_s(prefill, there), transfer_s)
     gain_s, threshold_s = found.gain_s, found.threshold_s

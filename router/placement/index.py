@@ -74,7 +74,7 @@ class PrefixIndex:
         del self._blocks[slot]
         heappush(self._free, slot)
 
-    # ---- what they hold
+    # ---- their blocks
 
     def apply(self, slot: int, change: Change) -> None:
         if isinstance(change, Stored):

@@ -145,7 +145,7 @@ def _cheapest(decision: Decision, rng: Draws, _: Ring | None, costs: list[float]
         return index
     if candidates[index].empty_tokens is not None and max([costs[one] for one in near]) <= best + TIE_S:
         empty = [tokens for index in near if (tokens := candidates[index].empty_tokens) is not None]
-        if len(empty) == len(near):  # else what is unknown cannot be compared
+        if len(empty) == len(near):  # else unknown figures would be compared
             emptiest = max(empty)
             near = [index for index, tokens in zip(near, empty, strict=True) if tokens == emptiest]
             if len(near) == 1:

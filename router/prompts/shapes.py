@@ -141,7 +141,7 @@ class Shapes:
         quarter = dates.quarter(dated_s)
         return any(asked == quarter and difference is not None for asked, difference in list(self.dates.values()))
 
-    # ---- what was found
+    # ---- results
 
     def verified(self, name: str, process: str, odd: Odd) -> None:
         """Note that the process agrees about a request. It is asked again about what is as odd, and differed."""

@@ -42,7 +42,7 @@ class Admitted(Struct, gc=False):
     key: Key | None = None  # None: no keys are in use, or the path is open
     charge: Charge | None = None  # None: its key has no limits
     shows_key: bool = False  # its headers contain a key of ours, which replicas must not see
-    admin: bool = False  # sees all of what others see in part
+    admin: bool = False  # sees everything, where others see a part
 
     def cache_salt(self, given: str | None) -> str | None:
         """The salt of the request's block keys, derived from the client's own."""

@@ -45,7 +45,7 @@ class PickedExchange(Exchange):
     _given: bytes | bytearray = b""  # the body as it came, or as it was inflated
     _lines: bytes = b""
 
-    # ---- what comes from the gateway
+    # ---- messages of the gateway
 
     def hear(self, message: Message) -> None:
         """Take a message after the first one."""

@@ -91,7 +91,7 @@ class Pick(Struct, frozen=True):
     endpoints: Sequence[str]  # the best is first; the others are for retries
     mutation: Mutation = UNCHANGED
     body: bytes | bytearray = b""  # the replica should get it so; nobody changes it
-    is_changed: bool = False  # it differs from what came
+    is_changed: bool = False  # it differs from the one that came
 
 
 class Refusal(Struct, frozen=True):

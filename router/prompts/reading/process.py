@@ -207,7 +207,7 @@ class Process:
         self._sink.flush()
 
 
-# ---- what is found in a body
+# ---- a body as read
 
 
 def take_apart(body: bytes) -> Any:

@@ -189,7 +189,7 @@ class Continuation:
             return None
         return max_model_len - len(self._prompt_ids) // TOKEN_BYTES - len(self.ids)
 
-    # ---- what comes of it
+    # ---- the outcome
 
     @property
     def new_tokens(self) -> int:
