@@ -26,6 +26,8 @@ COMMON = settings(deadline=None, phases=QUICK_TO_SHRINK, suppress_health_check=[
 
 # Workers share the cores, and torch's threads would spin until each of them had had its turn.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A bar of transformers has a thread that outlives it.
+os.environ.setdefault("TQDM_DISABLE", "1")
 
 settings.register_profile("default", COMMON, max_examples=15, derandomize=True)
 settings.register_profile("thorough", COMMON, max_examples=60, derandomize=True)

@@ -1,14 +1,11 @@
 """The tables of rows that stand in docs/engines.md."""
 
 import re
-from pathlib import Path
-
-import pytest
 
 from qualification.engines.explain import Kind
 from qualification.engines.judge import Tally
 from qualification.engines.page import PAGE, rewritten, table
-from qualification.engines.results import Result, keep, kept
+from qualification.engines.results import Result
 from qualification.engines.rows import ROWS
 
 MARKS = "<!-- vllm rows -->\nold\n<!-- /vllm rows -->\n<!-- sglang rows -->\nold\n<!-- /sglang rows -->\n"
@@ -18,14 +15,6 @@ def result(row: str, wrong: int = 0, explained: int = 0) -> Result:
     tally = Tally(requests=1000, failed=10, exact=980, equal=980 - wrong, wrong={str(n): "" for n in range(wrong)})
     tally.explained = {Kind.LATER.value: explained, Kind.NONE.value: wrong - explained}
     return Result(row, 1000, 1, 30.0, tally)
-
-
-def test_results_are_kept_row_by_row(tmp_path: Path) -> None:
-    file = tmp_path / "results"
-    assert kept(file) == {}
-    for one in (result("salts"), result("xxhash", 3, 2)):
-        keep(file, one)
-    assert kept(file) == {"salts": result("salts"), "xxhash": result("xxhash", 3, 2)}
 
 
 def test_a_table_tells_which_wrong_predictions_are_explained() -> None:
@@ -41,11 +30,6 @@ def test_a_page_gets_rows_between_the_marks_of_their_engine() -> None:
     vllm, sglang = page.split("<!-- sglang rows -->")
     assert "| salts |" in vllm and "| SGLang |" not in vllm
     assert "| SGLang |" in sglang and "old" not in page
-
-
-def test_a_page_without_marks_is_refused() -> None:
-    with pytest.raises(AssertionError, match="lacks <!-- vllm rows -->"):
-        rewritten("", {})
 
 
 def test_the_page_names_rows_that_can_be_run() -> None:

@@ -1,4 +1,4 @@
-"""The set-up of real engines, as far as it needs no engine."""
+"""The model without weights that real engines are given."""
 
 from pathlib import Path
 from typing import Any
@@ -9,25 +9,9 @@ from api.prompts.prompts import Prompts
 from api.prompts.templates import Conversation
 from api.tokens.tokenizer import load_tokenizer
 from qualification.engines.model import SPECIAL, make
-from qualification.engines.setup import registries
 from qualification.engines.traffic import TOOL
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "look_up", "arguments": {"word": "x"}}}
-
-
-def test_uv_hears_of_the_registries_that_pip_is_told_about() -> None:
-    listed = (
-        ":env:.find-links='/wheels'\nglobal.extra-index-url='https://a/simple\\nhttps://b/simple'\nglobal.cert='x'\n"
-    )
-    assert registries(listed) == {
-        "UV_INDEX_STRATEGY": "unsafe-best-match",
-        "UV_FIND_LINKS": "/wheels",
-        "UV_EXTRA_INDEX_URL": "https://a/simple https://b/simple",
-    }
-
-
-def test_a_setting_of_pips_environment_counts_before_that_of_a_file() -> None:
-    assert registries(":env:.index-url='https://a'\nglobal.index-url='https://b'\n")["UV_INDEX_URL"] == "https://a"
 
 
 @pytest.mark.live

@@ -17,12 +17,6 @@ def test_an_exception_covers_what_its_pattern_says(about: str) -> None:
     assert judged([FOUND], [Excepted("CKV_1", (about,), "it is meant so")]) == []
 
 
-def test_an_exception_of_another_check_covers_nothing() -> None:
-    [finding, unused] = judged([FOUND], [Excepted("CKV_2", ("*",), "it is meant so")])
-    assert finding == "CKV_1 Pod.warmroute.one: it is open"
-    assert unused == "CKV_2 *: nothing is found there any more; take the exception out"
-
-
 def test_a_pattern_without_a_finding_is_reported() -> None:
     [unused] = judged([FOUND], [Excepted("CKV_1", ("*.one", "*.two"), "it is meant so")])
     assert unused.startswith("CKV_1 *.two")
