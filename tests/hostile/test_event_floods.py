@@ -22,7 +22,7 @@ from events.source import Source
 from events.stream.actions import Apply, Reset
 from events.stream.native_stream import NativeStream
 from events.subscriber import MAX_MESSAGE_BYTES
-from events.view import CacheView, Request
+from events.view import CacheView
 from router.members.feed import MAX_SIZES
 from tests.events.test_subscriber import until
 from tests.hostile.lying import SIZE, Liar, batch, keys_of, stored
@@ -99,32 +99,6 @@ async def test_while_a_long_batch_is_applied_the_index_says_so_and_heartbeats_ar
         await until(lambda: len(router.statuses) > before)
         await router.exact("r", 0)
         assert router.state("r").digest_mismatches == 0
-
-
-async def test_statuses_within_a_long_batch_make_no_turn_longer(liar: Liar) -> None:
-    async with routing() as router:
-        await exact(router, liar)
-        view = router.of["r"].view
-        before = len(router.statuses)
-        slices = 0
-        go_on = view.go_on
-
-        def counted() -> list[Request]:
-            nonlocal slices
-            slices += 1
-            return go_on()
-
-        view.go_on = counted  # type: ignore[method-assign]
-        liar.publish(batch(stored(keys_of(MANY))))
-        await until(lambda: view.busy)
-        most = 0
-        while view.busy:
-            liar.say()
-            done = slices
-            await asyncio.sleep(0)
-            most = max(most, slices - done)
-        assert len(router.statuses) > before
-        assert most == 1
 
 
 async def test_a_resync_that_is_asked_for_within_a_long_batch_follows_it(liar: Liar) -> None:
