@@ -13,6 +13,7 @@ import click
 import pytest
 
 from fleet.cli import warmroute
+from tests.bench.__main__ import BY_NAME, PARTS
 from tests.docs.pages import PAGES, PRINTS_THE_SAME, ROOT, commands_of, name_of
 
 CONSOLE = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -102,6 +103,12 @@ def test_commands_named_in_pages_exist(page: Path) -> None:
 def test_a_command_that_does_not_exist_would_be_noticed() -> None:
     assert commands_named_in("Run `warmroute evnets tree` now.") == ["warmroute evnets tree"]
     assert unknown_word("warmroute evnets tree") == "evnets"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_benchmarks_named_in_pages_exist(page: Path) -> None:
+    named = re.findall(r"python -m\s+tests\.bench((?: [a-z_]+)+)", page.read_text())
+    assert set(" ".join(named).split()) <= {*PARTS, *BY_NAME}
 
 
 def test_every_command_and_option_has_help() -> None:
