@@ -73,7 +73,6 @@ class Poller:
     def __init__(self, locate: Callable[[], Where]) -> None:
         self.why = ""  # why there is no answer
         self.is_news = False  # the last question was the first without an answer
-        self.answer = b""  # the last one, as it came
         self._locate = locate
         self._away_since_s: float | None = None
         self._connect(locate())
@@ -84,11 +83,7 @@ class Poller:
         return 0.0 if self._away_since_s is None else time.monotonic() - self._away_since_s
 
     def look(self) -> View | None:
-        answer = self.ask(FleetClient.answer)
-        if answer is None:
-            return None
-        self.answer = answer
-        return self.fleet.read(answer)
+        return self.ask(FleetClient.view)
 
     def ask(self, question: Callable[[FleetClient], T]) -> T | None:
         """Return the answer; None while the controller does not answer."""

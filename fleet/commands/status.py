@@ -43,16 +43,19 @@ def status(which: str | None, fleet_key: str | None, as_json: bool, watch: bool)
     After --watch it is 0.
     """
     console = Console(highlight=False, emoji=False, markup=False)
+    if watch and (as_json or not has_cursor(console)):
+        raise click.UsageError("--watch draws on a terminal, without --json; in a script, ask again and again")
     with Poller(lambda: locate(which, fleet_key)) as poller, contextlib.suppress(KeyboardInterrupt):
         answer = poller.fleet.answer()
         view = poller.fleet.read(answer)
-        if not watch:
-            show(console, answer if as_json else pictured(poller, view))
-            return 0 if view.complete else 1
-        if as_json or not has_cursor(console):
-            print_again_and_again(console, poller, as_json=as_json)
-        else:
+        if watch:
             draw_again_and_again(console, poller, view)
+            return 0
+        if as_json:
+            click.echo(answer.decode(errors="replace"))
+        else:
+            console.print(pictured(poller, view), crop=False)
+        return 0 if view.complete else 1
     return 0
 
 
@@ -60,27 +63,6 @@ def pictured(poller: Poller, view: View, remark: str = "") -> Picture:
     routers = poller.routers
     named = f"router{'s' * (len(routers) > 1)} {', '.join(routers)}, " if routers else ""
     return Picture(view, time.time(), remark, f"{named}controller {poller.fleet.url}", idle_replicas(routers))
-
-
-def show(console: Console, what: bytes | Picture) -> None:
-    if isinstance(what, bytes):
-        click.echo(what.decode(errors="replace"))
-    else:
-        console.print(what, crop=False)
-
-
-def print_again_and_again(console: Console, poller: Poller, *, as_json: bool) -> None:
-    """Print it every second, for pipes and files; note once if the controller does not answer."""
-    while True:
-        view = poller.look()
-        if view is None:
-            if poller.is_news:
-                click.echo(f"Note: {away(poller)}", err=True)
-        else:
-            show(console, poller.answer if as_json else pictured(poller, view))
-            if not as_json:
-                click.echo()
-        time.sleep(REFRESH_S)
 
 
 def draw_again_and_again(console: Console, poller: Poller, view: View) -> None:
@@ -93,14 +75,11 @@ def draw_again_and_again(console: Console, poller: Poller, view: View) -> None:
                 time.sleep(REFRESH_S)
                 now = poller.look()
                 view = now or view
-                picture = pictured(poller, view, "" if now else away(poller))
+                away = "" if now else f"The controller has not answered for {age_of(poller.away_s)}: {poller.why}"
+                picture = pictured(poller, view, away)
                 live.update(picture, refresh=True)
     finally:
         console.print(picture, crop=False)
-
-
-def away(poller: Poller) -> str:
-    return f"The controller has not answered for {age_of(poller.away_s)}: {poller.why}"
 
 
 PATIENCE_S = 1.0  # the fleet is shown without them rather than late

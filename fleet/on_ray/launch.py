@@ -30,8 +30,6 @@ from fleet.on_ray.settings import LOOPBACK, joined_environment, local_environmen
 CONNECT_S = 3.0
 JOIN_S = 15.0  # Ray waits forever if the token is wrong
 BEGIN_S = 60.0  # the time for the controller's actor: a node may have to load much to start it
-LOOK_S = 2.0
-HANGS_S = 30.0  # a controller that gives no answer for so long is replaced
 SHUTDOWN_S = 2.0
 TRIES = 3  # to find a controller that does not just end
 AGAIN_S = 0.5
@@ -101,7 +99,7 @@ def _run_local(order: Order, answers: Any, session: int) -> NoReturn:
     init(folder)
     launched = begin(order)
     answers.write(encode(launched) + b"\n")
-    over = asyncio.run(until_the_end(servers(), order.namespace))
+    over = asyncio.run(until_the_end(servers()))
     if over is not None:
         raise LaunchFailed(f"Ray's {over} has died; its logs are in {launched.logs}")
     _shut_down()
@@ -109,9 +107,9 @@ def _run_local(order: Order, answers: Any, session: int) -> NoReturn:
     os._exit(0)
 
 
-async def until_the_end(pids: Mapping[str, int], namespace: str) -> str | None:
+async def until_the_end(pids: Mapping[str, int]) -> str | None:
     """Return the one of Ray's servers (`pids`) that has died; None when asked to end. Without any there is no Ray."""
-    loop, over = asyncio.get_running_loop(), threading.Event()
+    loop = asyncio.get_running_loop()
     ended: asyncio.Queue[str | None] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.put_nowait, None)
@@ -125,16 +123,8 @@ async def until_the_end(pids: Mapping[str, int], namespace: str) -> str | None:
         sys.stdin.buffer.read()
         loop.call_soon_threadsafe(ended.put_nowait, None)
 
-    def look_after_the_controller() -> None:  # Ray's calls block
-        while not over.wait(LOOK_S):
-            heal_controller(namespace)
-
-    for work in (read_to_the_end, look_after_the_controller):
-        threading.Thread(target=work, daemon=True).start()
-    try:
-        return await ended.get()
-    finally:
-        over.set()
+    threading.Thread(target=read_to_the_end, daemon=True).start()
+    return await ended.get()
 
 
 def _shut_down() -> None:
@@ -262,24 +252,6 @@ def explained(error: Exception, fix: str) -> str:
 
 
 # ---- the controller
-
-
-def heal_controller(namespace: str) -> None:
-    """Kill a controller that hangs, so that Ray restarts it: Ray checks no actors."""
-    import ray
-    from ray.exceptions import GetTimeoutError, RayError
-
-    from fleet.on_ray import controller
-
-    with suppress(RayError):  # Ray restarts one that dies
-        actor = controller.there(namespace)
-        if actor is None:  # the fleet has ended
-            return
-        try:
-            ray.get(actor.begun.remote(), timeout=HANGS_S)
-        except GetTimeoutError:
-            _say(f"The controller did not answer for {HANGS_S:g} s; killing it, and Ray starts it again")
-            ray.kill(actor, no_restart=False)
 
 
 def begin(order: Order) -> Launched:

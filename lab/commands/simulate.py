@@ -27,12 +27,10 @@ RATE = FiniteRange(min=1e-3, max=1e9)
 COUNT = click.IntRange(1)
 PACE = FiniteRange(min=1e-9, max=1e6)
 SECONDS = FiniteRange(min=0, max=1e6)
-SHARE = FiniteRange(min=0, max=1, max_open=True)
 
 
 NEEDS = {"sources": "recording"}
-OF_EVENTS = ("optimistic", "event_delay_s", "event_loss", "rate_error")
-EXCLUDES = [("speed", "load"), *((name, "events") for name in OF_EVENTS)]
+EXCLUDES = [("speed", "load"), ("optimistic", "events")]
 
 
 def fleet_option(flag: str, metavar: str, help: str, field: str, kind: click.ParamType[Any]) -> Callable[[F], F]:
@@ -57,10 +55,6 @@ def fleet_option(flag: str, metavar: str, help: str, field: str, kind: click.Par
 @click.option("--closed-loop", is_flag=True, help="A session's turn comes when the last has ended and its gap is over.")
 @click.option("--no-events", "events", flag_value=False, default=True, help="Replicas send no events.")
 @click.option("--no-optimistic", "optimistic", flag_value=False, default=True, help="Only what events say is cached.")
-@fleet_option("--event-delay", "S", "Delay events by S seconds.", "event_delay_s", SECONDS)
-@fleet_option("--event-loss", "P", "Share of lost batches.", "event_loss", SHARE)
-@fleet_option("--rate-error", "P", "Half of the replicas overstate their rate by this share.", "rate_error", SHARE)
-@fleet_option("--routers", "N", "Routers that take turns.", "routers", click.IntRange(1, 64))
 @option("--recording", "FILE", "Replay: a recording of the replicas' events.", type=FILE)
 @option("--requests", "LOG", "Replay: the router's request log.", name="log", type=FILE)
 @option("--source", "NAME=ENDPOINT", "Replay: a replica of the log and its source.", name="sources", multiple=True)

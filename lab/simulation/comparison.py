@@ -92,7 +92,6 @@ def pooled(trace: Trace, settings: Settings, on_request: Callable[[], None] = la
         replicas=1,
         servers=settings.replicas,
         capacity_tokens=settings.capacity_tokens * settings.replicas,
-        routers=1,
         replica_limit=0,
     )
     return simulated(trace, one, "round-robin", 0, on_request)

@@ -1,9 +1,8 @@
-"""Routers and replicas in virtual time."""
+"""A router and its replicas in virtual time."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import floor
-from random import Random
 
 from msgspec.structs import replace
 
@@ -22,55 +21,46 @@ ROUNDING = 1e-3  # a share of an interval: a time this close to a report counts 
 
 class SimulatedFleet:
     def __init__(self, settings: Settings, policy: str, block_tokens: int, seed: int) -> None:
-        self.agenda = Agenda()
-        self.left = 0  # jobs that have not ended
+        self._agenda = Agenda()
+        self._left = 0  # jobs that have not ended
         self._settings = settings
-        self._chance = Random(seed)
-        numbers = range(settings.replicas)
-        self.replicas = [SimulatedReplica(number, settings, block_tokens, self.agenda, self) for number in numbers]
-        self.routers = [
-            SimulatedRouter(policy, settings, block_tokens, seed=seed + number) for number in range(settings.routers)
+        self._replicas = [
+            SimulatedReplica(number, settings, block_tokens, self._agenda, self) for number in range(settings.replicas)
         ]
+        self._router = SimulatedRouter(policy, settings, block_tokens, seed=seed)
         self._reports = [False] * settings.replicas  # whether a report is due
-        self._held_back: list[list[KnownEvent]] = [[] for _ in numbers]  # lost batches, delivered with the next one
         self._then: dict[int, Callable[[], None]] = {}  # next turns in a closed loop, by the job before
-        self._tells = [settings.prefill_tokens_per_s * (1 + (-1) ** number * settings.rate_error) for number in numbers]
 
     # ---- a run
 
     def run(self, jobs: Sequence[Job], on_request: Callable[[], None]) -> None:
-        self.left = len(jobs)
+        self._left = len(jobs)
         before: dict[str | int, Job] = {}  # the last turn of each session so far
         for job in jobs:
             whose = (job.request.session if self._settings.closed_loop else None) or job.number
             last, before[whose] = before.get(whose), job
             if last is None:
-                self.agenda.at(job.request.at_s, partial(self.arrive, job, on_request))
+                self._agenda.at(job.request.at_s, partial(self._arrive, job, on_request))
             else:
                 gap_s = min(LONGEST_GAP_S, job.request.at_s - last.request.at_s)
-                self._then[last.number] = partial(self.agenda.after, gap_s, partial(self._next_turn, job, on_request))
-        self.finish()
-
-    def finish(self) -> None:
-        while self.left and self.agenda.step():
+                self._then[last.number] = partial(self._agenda.after, gap_s, partial(self._next_turn, job, on_request))
+        while self._left and self._agenda.step():
             pass
-        assert not self.left, f"{self.left} requests wait for ever"
+        assert not self._left, f"{self._left} requests wait for ever"
 
-    def arrive(self, job: Job, on_request: Callable[[], None] = lambda: None) -> None:
-        job.router = job.number % len(self.routers)
-        router = self.routers[job.router]
-        if pause_s := router.placement.pause_s(router.candidates):
-            self.agenda.after(pause_s, partial(self._place_or_wait, job))
+    def _arrive(self, job: Job, on_request: Callable[[], None]) -> None:
+        if pause_s := self._router.placement.pause_s(self._router.candidates):
+            self._agenda.after(pause_s, partial(self._place_or_wait, job))
         else:
             self._place_or_wait(job)
         on_request()
 
     def _next_turn(self, job: Job, on_request: Callable[[], None]) -> None:
-        job.request = job.request._replace(at_s=self.agenda.now_s)
-        self.arrive(job, on_request)
+        job.request = job.request._replace(at_s=self._agenda.now_s)
+        self._arrive(job, on_request)
 
     def _over(self, job: Job) -> None:
-        self.left -= 1
+        self._left -= 1
         if then := self._then.pop(job.number, None):
             then()
 
@@ -80,16 +70,16 @@ class SimulatedFleet:
         if job.is_refused:
             self._refuse([job])
         else:
-            refused = self.routers[job.router].wait(job, self.agenda.now_s)
+            refused = self._router.wait(job, self._agenda.now_s)
             self._refuse([] if refused is None else [refused])
-            expire = self.routers[job.router].waiting.expire
-            self.agenda.after(self._settings.queue_timeout_s, lambda: self._refuse(expire(self.agenda.now_s)))
+            expire = self._router.waiting.expire
+            self._agenda.after(self._settings.queue_timeout_s, lambda: self._refuse(expire(self._agenda.now_s)))
 
     def _place(self, job: Job) -> bool:
         """Send the job to a replica; return False if none has room."""
-        if not self.routers[job.router].place(job, self.agenda.now_s):
+        if not self._router.place(job, self._agenda.now_s):
             return False
-        self.replicas[job.replica].submit(job)
+        self._replicas[job.replica].submit(job)
         self._report_soon(job.replica)
         return True
 
@@ -98,59 +88,41 @@ class SimulatedFleet:
             job.is_refused = True
             self._over(job)
 
+    # ---- what replicas do
+
     def _report_soon(self, number: int) -> None:
         """Schedule the replica's next report; without queued prefill, only a request's progress calls for another."""
         if self._settings.events and not self._reports[number]:
             self._reports[number] = True
-            offset_s = REPORT_INTERVAL_S * number / len(self.replicas)
-            passed = floor((self.agenda.now_s - offset_s) / REPORT_INTERVAL_S + ROUNDING)
-            self.agenda.at(offset_s + (passed + 1) * REPORT_INTERVAL_S, partial(self._report, number))
+            offset_s = REPORT_INTERVAL_S * number / len(self._replicas)
+            passed = floor((self._agenda.now_s - offset_s) / REPORT_INTERVAL_S + ROUNDING)
+            self._agenda.at(offset_s + (passed + 1) * REPORT_INTERVAL_S, partial(self._report, number))
 
     def _report(self, number: int) -> None:
-        load = self.replicas[number].load()
-        now_s = self.agenda.now_s
-        if load.prefill_tokens_per_s and self._settings.rate_error:
-            load = replace(load, prefill_tokens_per_s=self._tells[number])
-        for router in self.routers:
-            router.replicas[number].load.reported(load, now_s)
+        load = self._replicas[number].load()
+        self._router.replicas[number].load.reported(load, self._agenda.now_s)
         self._reports[number] = False
         if load.queued_prefill_tokens:
             self._report_soon(number)
 
-    # ---- what replicas do
-
     def published(self, replica: int, events: Sequence[KnownEvent]) -> None:
-        if not self._settings.events:
-            return
-        held_back = self._held_back[replica]
-        held_back += events
-        if self._chance.random() < self._settings.event_loss:
-            return
-        self._held_back[replica] = []
-
-        def deliver() -> None:
-            for router in self.routers:
-                router.heard(replica, held_back)
-
-        if self._settings.event_delay_s:
-            self.agenda.after(self._settings.event_delay_s, deliver)
-        else:
-            deliver()
+        if self._settings.events:
+            self._router.heard(replica, events)
 
     def begun(self, job: Job) -> None:
         self._report_soon(job.replica)
-        now_s, router = self.agenda.now_s, self.routers[job.router]
-        router.begun(job.number, now_s)
-        router.placement.came(job.request.tenant, job.outlook, now_s - job.request.at_s)
+        now_s = self._agenda.now_s
+        self._router.begun(job.number, now_s)
+        self._router.placement.came(job.request.tenant, job.outlook, now_s - job.request.at_s)
 
     def ended(self, job: Job) -> None:
-        job.ended_s = self.agenda.now_s
+        job.ended_s = self._agenda.now_s
         self._report_soon(job.replica)
-        router = self.routers[job.router]
+        router = self._router
         router.placement.used([router.placed[job.number]], 0, job.request.output_tokens)
         router.ended(job.number, job.ended_s)
         self._over(job)
-        for waiting in router.with_room(self.agenda.now_s):
+        for waiting in router.with_room(self._agenda.now_s):
             self._place(waiting)
 
 

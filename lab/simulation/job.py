@@ -44,7 +44,6 @@ class Job(Struct, eq=False):
     number: int
     prompt: SimulatedPrompt
     request: TraceRequest
-    router: int = 0
     replica: int = 0
     behind_s: float = 0.0  # see router.placement.cost.Question
     stands_back: bool = False  # see there

@@ -16,15 +16,11 @@ class Settings(Struct, frozen=True, kw_only=True):
     decode_tokens_per_s: float = 40.0
     events: bool = True  # False: replicas send nothing, and the router knows only its own requests
     optimistic: bool = True  # False: blocks of routed prompts count as cached only when events confirm them
-    event_delay_s: float = 0.0
-    event_loss: float = 0.0  # share of batches that arrive only with the next one
-    rate_error: float = 0.0  # half of the replicas report a prefill rate higher by this share, the others lower
     as_served: bool = False  # requests go where the trace says they went; the policy places only the others
     closed_loop: bool = False  # a session's turn comes when the one before has ended and its gap is over
     ranked: bool = True  # replicas compute prompts in the order of the router's priorities
-    routers: int = 1
-    replica_limit: int = CONFIG.replica_limit  # requests of one router at a replica; 0: no limit
-    queue_size: int = CONFIG.queue_size  # the queue of one router
+    replica_limit: int = CONFIG.replica_limit  # requests at a replica; 0: no limit
+    queue_size: int = CONFIG.queue_size
     queue_timeout_s: float = CONFIG.queue_timeout_s
 
     def check(self, trace: Trace) -> None:

@@ -36,16 +36,6 @@ KNOWN = {  # settings under which others have published figures: nothing but arr
     "prefix, by events alone": {"optimistic": False},
     "cost": {},
 }
-CAUTIONS: dict[str, dict[str, Any]] = {
-    "as is": {},
-    "events 1 s late": {"event_delay_s": 1.0},
-    "events 5 s late": {"event_delay_s": 5.0},
-    "1 % of batches lost, and repaired at the next": {"event_loss": 0.01},
-    "no events": {"events": False},
-    "half the replicas say 1.5 times their rate, half 0.5 times": {"rate_error": 0.5},
-    "two routers": {"routers": 2},
-    "two routers, events 1 s late": {"routers": 2, "event_delay_s": 1.0},
-}
 EFFECTS: dict[str, dict[str, float]] = {
     "neither": {"PATIENCE": 0.0, "LOSS_WEIGHT": 0.0},
     "the order alone": {"LOSS_WEIGHT": 0.0},
@@ -83,16 +73,6 @@ def run(rounds: int) -> None:
                 (name_of(source), name): Case(source, "cost", _settings(8), load_of(source), constants)
                 for source in sources
                 for name, constants in EFFECTS.items()
-            },
-        )
-        print(f"\nLate, wrong or missing information, `cost`, {_fleet(8)}:\n")
-        _table(
-            processes,
-            "trace",
-            {
-                (name_of(source), name): Case(source, "cost", _settings(8, **told), load_of(source))
-                for source in sources
-                for name, told in CAUTIONS.items()
             },
         )
 

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -278,18 +277,6 @@ def test_watching_reports_a_silent_controller() -> None:
         assert terminal.end() == 0
 
 
-def test_in_a_pipe_one_picture_follows_the_other(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = 0
-
-    def rest(_: float) -> None:
-        nonlocal looks
-        looks += 1
-        if looks == 3:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(time, "sleep", rest)
+def test_in_a_pipe_nothing_is_watched(script: Script) -> None:
     ran = run(status, "--watch", "--fleet", script.url)
-    assert (ran.status, ran.output.count("demo  2 of 2 ready\n")) == (0, 3)
-    looks = 0
-    ran = run(status, "--watch", "--json", "--fleet", script.url)
-    assert [json.loads(line) for line in ran.lines] == script.views * 3
+    assert ran.status == 2 and "--watch draws on a terminal" in ran.errors

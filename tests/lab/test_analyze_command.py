@@ -216,10 +216,10 @@ def test_a_bad_line_is_named(small: Path, tmp_path: Path) -> None:
 
 @pytest.mark.chaos
 def test_thousands_of_requests_take_seconds(tmp_path: Path) -> None:
-    path = write_trace(tmp_path / "agents.jsonl.gz", agents(12_000))
+    path = write_trace(tmp_path / "agents.jsonl.gz", agents(3000))
     started_s = time.monotonic()
-    assert answer(path)["sharing"]["requests"] == 12_000
-    assert time.monotonic() - started_s < 45
+    assert answer(path)["sharing"]["requests"] == 3000
+    assert time.monotonic() - started_s < 20
 
 
 @pytest.mark.chaos

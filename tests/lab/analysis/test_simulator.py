@@ -24,9 +24,8 @@ def test_the_curve_agrees_with_the_simulator(trace: Trace, capacity_tokens: int)
 
 
 @pytest.mark.grid
-@pytest.mark.parametrize(("name", "coarser"), [("mooncake_conversation", 1), ("weka_agentic_a", 16)])
-def test_they_agree_on_published_traces(name: str, coarser: int) -> None:
-    whole = coarsened(published(name), coarser)
+def test_they_agree_on_a_published_trace() -> None:
+    whole = published("mooncake_conversation")
     agree(replace(whole, requests=whole.requests[:SOME_REQUESTS]), 2_000_000)
 
 

@@ -75,25 +75,9 @@ def test_the_order_by_what_is_computed_lowers_the_mean_and_is_the_policys() -> N
     assert by_cost[1].rank == pytest.approx(0.1 + PATIENCE * 16_000 / RATE)
 
 
-def test_a_router_that_hears_nothing_goes_by_what_it_did_and_one_that_hears_late_does_about_as_well() -> None:
-    exact = hits(chats("cost"))
+def test_a_router_that_hears_nothing_goes_by_what_it_did() -> None:
     deaf = hits(chats("cost", replace(SETTINGS, events=False)))
-    late = hits(chats("cost", replace(SETTINGS, event_delay_s=1.0)))
-    lossy = hits(chats("cost", replace(SETTINGS, event_loss=0.01)))
-    assert hits(chats("round-robin")) + 0.1 < deaf < exact
-    assert late == pytest.approx(exact, abs=0.03)
-    assert lossy == pytest.approx(exact, abs=0.03)
-
-
-def test_two_routers_that_share_no_memory_do_about_as_well_as_one() -> None:
-    one, two = (chats("cost", replace(SETTINGS, routers=count)) for count in (1, 2))
-    assert {job.router for job in two} == {0, 1}
-    assert hits(two) == pytest.approx(hits(one), abs=0.03)
-
-
-def test_a_wrong_rate_is_believed_as_the_replica_says_it() -> None:
-    wrong = simulated(CHATS, replace(SETTINGS, rate_error=0.5), "least-loaded", 0)
-    assert outcome_of(wrong, 4, RATE).token_imbalance > outcome_of(chats("least-loaded"), 4, RATE).token_imbalance
+    assert hits(chats("round-robin")) + 0.1 < deaf < hits(chats("cost"))
 
 
 def test_a_request_that_can_never_run_is_refused_with_what_it_needs() -> None:

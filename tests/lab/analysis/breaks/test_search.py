@@ -176,12 +176,12 @@ def test_several_prompts_of_one_request_are_read() -> None:
 
 
 @pytest.mark.chaos
-def test_ten_thousand_prompts_take_seconds() -> None:
-    bodies = stamped(conversations(1250, 8), "Now: {time}.")
+def test_thousands_of_prompts_take_seconds() -> None:
+    bodies = stamped(conversations(320, 8), "Now: {time}.")
     read = read_prompts(logged(bodies))
     started_s = time.process_time()  # others may compute, too
     assert [finding.name for finding in search(read.prompts)] == [TIMESTAMP]
-    assert time.process_time() - started_s < 20
+    assert time.process_time() - started_s < 12
 
 
 # ---- Claude Code's line
