@@ -119,7 +119,7 @@ class ReplicaFeed:
 
     @property
     def has_groups(self) -> bool:
-        """Whether the replica looks for hits in several groups of blocks, or in windows."""
+        """Return True if the replica looks for hits in several groups of blocks, or in windows."""
         return self.view.resolver.groups.layout is not None
 
     def expect_clear(self) -> None:
@@ -208,7 +208,7 @@ class ReplicaFeed:
 
     @property
     def is_unreached(self) -> bool:
-        """Whether it was never reached though there was time."""
+        """Return True if it was never reached though there was time."""
         self._reached = self._reached or self.view.stream.online
         return not self._reached and self._clock() - self._since_s > REACHED_WITHIN_S
 
