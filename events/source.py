@@ -2,11 +2,9 @@
 
 import re
 
-import msgspec
 from msgspec import Struct
 
 from events.cache.resolver import Resolver
-from events.publisher import offset_port
 from events.sockets.curve import CurveClient
 from events.stream.foreign_stream import ForeignStream
 from events.stream.native_stream import NativeStream
@@ -48,15 +46,6 @@ class Source(Struct, frozen=True):
                 f"{self.name}: status is {self.status!r}, but there is no snapshot; name it too: it repairs"
                 " differences that the status shows"
             )
-
-    def rank(self, rank: int) -> "Source":
-        """The same replica's stream of another data-parallel rank."""
-        moved = {
-            field: offset_port(endpoint, rank)
-            for field in ("events", "replay", "status", "snapshot")
-            if (endpoint := getattr(self, field)) is not None
-        }
-        return msgspec.structs.replace(self, name=f"{self.name}/{rank}" if rank else self.name, **moved)
 
     def stream(self) -> Stream:
         config = StreamConfig(can_replay=self.replay is not None)

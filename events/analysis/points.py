@@ -104,9 +104,6 @@ class Group:
         self.hash_of: dict[int, Hash] = {}
         self.copies: Counter[tuple[str, Hash]] = Counter()
 
-    def resident(self, block_hash: Hash, media: set[str]) -> bool:
-        return any(self.copies[medium, block_hash] > 0 for medium in media)
-
 
 class History:
     def __init__(self) -> None:
@@ -231,7 +228,7 @@ def parents_first(history: History, event: BlockStored) -> Verdict:
     parent, group = event.parent_block_hash, history.group(event)
     if parent is None or not whole_prefix(event):
         return SKIP
-    if group.resident(parent, history.media):
+    if any(group.copies[medium, parent] > 0 for medium in history.media):
         return OK
     if not history.complete:
         return SKIP

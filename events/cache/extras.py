@@ -36,19 +36,41 @@ def chain_root(event: BlockStored, model: str, block_size: int | None = None) ->
     return root_key(model, lora, chain_salt(event), block_size or event.block_size)
 
 
-def chain_keys(event: BlockStored, parent_key: int) -> list[int] | None:
+def chain_keys(event: BlockStored, parent_key: int, unit: int = 0) -> list[int] | None:
+    """The keys of the event's blocks; in a chain of smaller blocks, each is that of the small block at its end.
+
+    None if its tokens, or those that its hashes look ahead to, are not all there.
+    """
+    hashes, size, ahead = event.block_hashes, event.block_size, event.lookahead_token_ids
+    unit = unit or size
     pairs = has_pairs(event)
     try:
         packed = b"" if pairs else pack_tokens(event.token_ids)  # type: ignore[arg-type]
     except ValueError:
         packed = b""
     packed = packed or packed_tokens(event) or b""
-    if event.block_size < 1 or len(packed) != TOKEN_BYTES * event.block_size * len(event.block_hashes):
+    if size < 1 or size % unit or len(packed) != TOKEN_BYTES * size * len(hashes):
         return None
     extras = block_extras(event) if event.mm_keys or (event.extra_keys and any(event.extra_keys)) else None
-    if pairs or event.lookahead_token_ids:
-        return _keys_ahead(event, parent_key, packed, event.block_size, extras)
-    return extend_keys(parent_key, packed, event.block_size, extras)
+    if extras and unit != size:
+        return None  # they do not say which of the small blocks they belong to
+    after: list[int] = []
+    if ahead:
+        if len(ahead) != len(hashes) or not 1 <= len(ahead[0]) == len(ahead[-1]) <= MAX_LOOKAHEAD:
+            return None
+        after = ahead[-1]
+    elif pairs:
+        last = event.token_ids[-1]
+        if not isinstance(last, tuple):
+            return None
+        after = [last[1]]
+    if after:
+        try:
+            packed += pack_tokens(after)
+        except ValueError:
+            return None
+    keys = extend_keys(parent_key, packed, unit, extras, len(after))
+    return keys if unit == size else keys[size // unit - 1 :: size // unit]
 
 
 def has_pairs(event: BlockStored) -> bool:
@@ -61,40 +83,6 @@ def lookahead_of(event: BlockStored) -> int:
     """Tokens after each of its blocks that the engine's hashes cover."""
     ahead = event.lookahead_token_ids
     return len(ahead[0]) if ahead else int(has_pairs(event))
-
-
-def _keys_ahead(
-    event: BlockStored, parent_key: int, packed: bytes, block_size: int, extras: Extras | None = None
-) -> list[int] | None:
-    """The keys of the event's tokens in blocks of this size; None if those after the last block are not all there."""
-    ahead, last = event.lookahead_token_ids or [], event.token_ids[-1]
-    if ahead:
-        if len(ahead) != len(event.block_hashes) or not 1 <= len(ahead[0]) == len(ahead[-1]) <= MAX_LOOKAHEAD:
-            return None
-        after = ahead[-1]
-    elif isinstance(last, tuple):
-        after = [last[1]]
-    else:
-        return None
-    try:
-        packed += pack_tokens(after)
-    except ValueError:
-        return None
-    return extend_keys(parent_key, packed, block_size, extras, len(after))
-
-
-def unit_keys(event: BlockStored, parent_key: int, unit: int) -> list[int] | None:
-    """The keys of the event's blocks in a chain of smaller blocks: each is that of the small block at its end."""
-    if event.block_size == unit:
-        return chain_keys(event, parent_key)
-    packed = packed_tokens(event) or b""
-    size = event.block_size
-    if size < 1 or size % unit or len(packed) != TOKEN_BYTES * size * len(event.block_hashes) or block_extras(event):
-        return None  # extras do not say which of the small blocks they belong to
-    keys = (
-        _keys_ahead(event, parent_key, packed, unit) if lookahead_of(event) else extend_keys(parent_key, packed, unit)
-    )
-    return None if keys is None else keys[size // unit - 1 :: size // unit]
 
 
 def block_of(event: BlockStored, index: int) -> BlockStored:

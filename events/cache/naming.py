@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from events.cache.extras import block_of, chain_keys, chain_root, unit_keys
+from events.cache.extras import block_of, chain_keys, chain_root
 from events.cache.groups import Groups
 from events.cache.hash_chain import HashChain
 from events.cache.pool import Pool, pool_name
@@ -105,7 +105,7 @@ class Naming:
 
     def chain(self, event: BlockStored, parent_key: int) -> list[int] | None:
         layout = self._groups.layout
-        return chain_keys(event, parent_key) if layout is None else unit_keys(event, parent_key, layout.unit)
+        return chain_keys(event, parent_key, 0 if layout is None else layout.unit)
 
     def parent_key(self, event: BlockStored, pool: Pool) -> int | None:
         """The key of the event's parent, or None while it is not known."""

@@ -100,11 +100,10 @@ class Comparison(NamedTuple):
     def equal(self) -> bool:
         return not self.parts
 
-    def blocks(self, side: str) -> int:
-        return sum(part.blocks for part in self.parts if part.side == side)
-
-    def tokens(self, side: str) -> int:
-        return sum(part.tokens for part in self.parts if part.side == side)
+    def only(self, side: str) -> tuple[int, int]:
+        """Return the blocks and tokens of the parts that only one side has."""
+        parts = [part for part in self.parts if part.side == side]
+        return sum(part.blocks for part in parts), sum(part.tokens for part in parts)
 
 
 def compare(tree: Tree, left: str, right: str) -> Comparison:
@@ -146,10 +145,8 @@ def show_comparison(
     sides = [*names, OTHER_MEDIA]
     listed = found.parts[: top or None]
     if output.json:
-        fields = {
-            side: {"name": names.get(side), "blocks": found.blocks(side), "tokens": found.tokens(side)}
-            for side in sides
-        }
+        sizes = {side: found.only(side) for side in sides}
+        fields = {side: {"name": names.get(side), "blocks": b, "tokens": t} for side, (b, t) in sizes.items()}
         shared = {"blocks": found.shared_blocks, "tokens": found.shared_tokens}
         output.line({"kind": "summary", "equal": found.equal, "shared": shared, "only": fields})
         for part in listed:
@@ -170,8 +167,9 @@ def show_comparison(
     table.add_row("shared", f"{count(found.shared_blocks, 'block')}, {count(found.shared_tokens, 'token')}")
     labels = {side: side if side == OTHER_MEDIA else f"only {side}" for side in sides}
     for side, label in labels.items():
-        if side != OTHER_MEDIA or found.blocks(side):
-            table.add_row(label, f"{count(found.blocks(side), 'block')}, {count(found.tokens(side), 'token')}")
+        blocks, tokens = found.only(side)
+        if side != OTHER_MEDIA or blocks:
+            table.add_row(label, f"{count(blocks, 'block')}, {count(tokens, 'token')}")
     for part in listed:
         run = run_from(part.top)
         where = f"{count(part.blocks, 'block')} from {place(part.top)}: "

@@ -35,7 +35,6 @@ class StreamOptions(Struct, frozen=True):
     snapshot: tuple[str, ...] = ()
     topic: str = ""
     model: str = ""
-    rank: tuple[int, ...] = ()
     curve_server: str | None = None
     curve_secret: str | None = None
 
@@ -135,13 +134,6 @@ _STREAM_OPTIONS = [
     click.option("--snapshot", multiple=True, metavar="ENDPOINT", help="The snapshot socket of a warmroute replica."),
     click.option("--topic", default="", help="Only messages whose topic starts with this."),
     click.option("--model", default="", help="The model's name, which is part of every block key."),
-    click.option(
-        "--rank",
-        multiple=True,
-        type=click.IntRange(min=0),
-        metavar="N",
-        help="Data-parallel rank: ports are N higher. May be repeated.",
-    ),
     click.option("--curve-server", metavar="FILE", help="The engine's public CURVE key."),
     click.option("--curve-secret", metavar="FILE", help="Your own secret CURVE key (see keygen)."),
 ]
@@ -158,7 +150,7 @@ def open_targets(arguments: Sequence[str], stream: StreamOptions) -> list[Target
     if twice := [endpoint for endpoint, times in Counter(endpoints).items() if times > 1]:
         raise click.UsageError(f"{twice[0]} appears twice")
     if not endpoints:
-        for option in ("replay", "status", "snapshot", "topic", "rank", "curve_server", "curve_secret"):
+        for option in ("replay", "status", "snapshot", "topic", "curve_server", "curve_secret"):
             if getattr(stream, option):
                 shown = option.replace("_", "-")
                 raise click.UsageError(f"--{shown} needs an ENDPOINT; a recording has its own sockets")
@@ -173,7 +165,7 @@ def open_targets(arguments: Sequence[str], stream: StreamOptions) -> list[Target
             source = msgspec.structs.replace(
                 source, topic=stream.topic or source.topic, model=stream.model or source.model, curve=_curve(stream)
             )
-        targets.append(Target(argument, [source.rank(rank) for rank in stream.rank] or [source]))
+        targets.append(Target(argument, [source]))
     return targets
 
 

@@ -16,21 +16,16 @@ from events.tool.options import StreamOptions, Target, for_option, json_option, 
 from events.tool.output import Output, count, plain
 from events.tool.streams import Stream, follow, played
 
-COLOURS = {
-    "BlockStored": "green",
-    "BlockRemoved": "yellow",
-    "AllBlocksCleared": "magenta",
-    "exact": "bold green",
-    "connected": "blue",
-    "snapshot": "blue",
-    "summary": "bold",
-}
-NAMES = {
-    "BlockStored": "stored",
-    "BlockRemoved": "removed",
-    "AllBlocksCleared": "cleared",
-    "UnknownEvent": "skipped",
-    "RejectedEvent": "unreadable",
+SHOWN = {
+    "BlockStored": ("stored", "green"),
+    "BlockRemoved": ("removed", "yellow"),
+    "AllBlocksCleared": ("cleared", "magenta"),
+    "UnknownEvent": ("skipped", "bold red"),
+    "RejectedEvent": ("unreadable", "bold red"),
+    "exact": ("exact", "bold green"),
+    "connected": ("connected", "blue"),
+    "snapshot": ("snapshot", "blue"),
+    "summary": ("summary", "bold"),
 }
 ALARM = "bold red"  # everything else: gaps, restarts, what was lost or could not be read
 
@@ -175,7 +170,8 @@ class Tail(Stream):
         if self._several:
             line.append(f"{self.source.name}  ", style="cyan")
         line.append(f"{'' if seq is None else f'#{seq}':>8}  ", style="default")
-        line.append(f"{NAMES.get(kind, kind):12} ", style=COLOURS.get(kind, ALARM))
+        name, style = SHOWN.get(kind, (kind, ALARM))
+        line.append(f"{name:12} ", style=style)
         line.append(text, style="default")
         self._output.show(line)
 

@@ -91,21 +91,17 @@ class Drawing:
         known, detached = [top for top in tops if not top.detached], [top for top in tops if top.detached]
         detached.sort(key=lambda top: self._sizes[top.key].tokens, reverse=True)
         for top in [*known, *detached[: self._branches]]:
-            self._draw_below(drawing.add(self._top_line(top)), top)
+            pending = [(drawing.add(self._top_line(top)), top, 1)]
+            while pending:
+                parent, node, level = pending.pop()
+                runs = runs_below(node, self._sizes)
+                shown = runs[: self._branches] if level <= self._depth else []
+                pending += [(parent.add(self._run_line(run)), run.last, level + 1) for run in shown]
+                if left_out := runs[len(shown) :]:
+                    parent.add(_line((f"… {self._below([run.first for run in left_out])}", "dim")))
         if hidden := detached[self._branches :]:
             drawing.add(_line((f"… {count(len(hidden), 'detached parent')} more: {self._below(hidden)}", "dim")))
         return drawing
-
-    def _draw_below(self, drawing: rich.tree.Tree, top: Node) -> None:
-        pending = [(drawing, top, 1)]
-        while pending:
-            parent, node, level = pending.pop()
-            runs = runs_below(node, self._sizes)
-            shown = runs[: self._branches] if level <= self._depth else []
-            for run in shown:
-                pending.append((parent.add(self._run_line(run)), run.last, level + 1))
-            if hidden := runs[len(shown) :]:
-                parent.add(_line((f"… {self._below([run.first for run in hidden])}", "dim")))
 
     def _top_line(self, top: Node) -> Text:
         held = f"  {self._below([top])}"

@@ -188,8 +188,8 @@ class TreeMachine(RuleBasedStateMachine):
         held = {name: {key for key, node in self.tree.nodes.items() if media(node, name)} for name in REPLICAS}
         found = compare(self.tree, "foreign", "other")
         assert found.shared_blocks == len(held["foreign"] & held["other"])
-        assert found.blocks("foreign") == len(held["foreign"] - held["other"])
-        assert found.blocks("other") == len(held["other"] - held["foreign"])
+        assert found.only("foreign")[0] == len(held["foreign"] - held["other"])
+        assert found.only("other")[0] == len(held["other"] - held["foreign"])
 
 
 TestTreeAgainstNestedDicts = TreeMachine.TestCase

@@ -50,7 +50,7 @@ def test_a_file_that_is_no_recording_is_named(tmp_path: Path) -> None:
     assert "is not a recording of warmroute (it starts with b'hello')" in result.stderr
 
 
-@pytest.mark.parametrize("option", ["--replay", "--status", "--snapshot", "--topic", "--rank"])
+@pytest.mark.parametrize("option", ["--replay", "--status", "--snapshot", "--topic"])
 def test_options_of_endpoints_are_refused_with_a_file(tmp_path: Path, option: str) -> None:
     record_incident(tmp_path / "a.wre")
     result = CliRunner().invoke(events, ["tail", str(tmp_path / "a.wre"), option, "1"])
@@ -63,15 +63,6 @@ def test_sockets_belong_to_the_endpoints_in_order() -> None:
     first, second = (target.sources[0] for target in open_targets(["tcp://a:1", "tcp://b:1"], options))
     assert (first.name, first.events, first.replay, first.topic) == ("a:1", "tcp://a:1", "tcp://a:2", "kv@")
     assert (second.name, second.replay, second.model) == ("b:1", "tcp://b:2", "m")
-
-
-def test_ranks_move_the_ports() -> None:
-    target = open_target("tcp://a:5557", StreamOptions(replay=("tcp://a:6557",), rank=(0, 3)))
-    assert [(source.events, source.replay) for source in target.sources] == [
-        ("tcp://a:5557", "tcp://a:6557"),
-        ("tcp://a:5560", "tcp://a:6560"),
-    ]
-    assert len({source.name for source in target.sources}) == 2
 
 
 def test_keys_are_loaded(tmp_path: Path) -> None:
