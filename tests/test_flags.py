@@ -17,7 +17,6 @@ OF = {
     "bench": 25,
     "shadow": 27,
     "size": 17,
-    "diff": 16,
     "up": 15,
 }
 

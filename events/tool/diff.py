@@ -23,6 +23,7 @@ from events.tool.streams import Watch, load
 from events.tool.words import Decode, content, place
 
 EQUAL, DIFFERENT = 0, 1
+PARTS_SHOWN = 10  # on a terminal
 BOTH = "both"
 OTHER_MEDIA = "other media"
 
@@ -35,7 +36,6 @@ OTHER_MEDIA = "other media"
 @click.option("--at-b", type=MomentType(), help="The moment of B.")
 @click.option("--replica-a", metavar="NAME", help="Which replica of A, if it holds several.")
 @click.option("--replica-b", metavar="NAME", help="Which replica of B.")
-@click.option("--top", default=10, show_default=True, metavar="N", help="How many differing parts to list; 0: all.")
 @tokenizer_option
 @timeout_option
 @json_option
@@ -47,7 +47,6 @@ def diff(
     at_b: Moment | None,
     replica_a: str | None,
     replica_b: str | None,
-    top: int,
     decode: Decode | None,
     timeout_s: float,
     as_json: bool,
@@ -78,7 +77,7 @@ def diff(
         if side.view.inexact is not None:
             output.note(f"{side.view.name} ({side.target.name}) is inexact: {side.view.inexact}")
     found = compare(tree, "A", "B")
-    show_comparison(output, found, {"A": opened[0].name, "B": opened[1].name}, decode, top)
+    show_comparison(output, found, {"A": opened[0].name, "B": opened[1].name}, decode)
     click.get_current_context().exit(EQUAL if found.equal else DIFFERENT)
 
 
@@ -138,18 +137,15 @@ def _side(node: Node, left: str, right: str) -> str | None:
     return left if on_left else right if on_right else None
 
 
-def show_comparison(
-    output: Output, found: Comparison, names: Mapping[str, str], decode: Decode | None, top: int
-) -> None:
-    """`names` says what the two sides are; `top` is how many of the differing parts are listed (0: all)."""
+def show_comparison(output: Output, found: Comparison, names: Mapping[str, str], decode: Decode | None = None) -> None:
+    """`names` says what the two sides are."""
     sides = [*names, OTHER_MEDIA]
-    listed = found.parts[: top or None]
     if output.json:
         sizes = {side: found.only(side) for side in sides}
         fields = {side: {"name": names.get(side), "blocks": b, "tokens": t} for side, (b, t) in sizes.items()}
         shared = {"blocks": found.shared_blocks, "tokens": found.shared_tokens}
         output.line({"kind": "summary", "equal": found.equal, "shared": shared, "only": fields})
-        for part in listed:
+        for part in found.parts:
             own = {
                 "side": part.side,
                 "blocks": part.blocks,
@@ -170,12 +166,12 @@ def show_comparison(
         blocks, tokens = found.only(side)
         if side != OTHER_MEDIA or blocks:
             table.add_row(label, f"{count(blocks, 'block')}, {count(tokens, 'token')}")
-    for part in listed:
+    for part in found.parts[:PARTS_SHOWN]:
         run = run_from(part.top)
         where = f"{count(part.blocks, 'block')} from {place(part.top)}: "
         table.add_row(labels[part.side], Text(where + content(run.packed, decode, run.extras)))
-    if len(listed) < len(found.parts):
-        table.add_row("…", Text(f"{count(len(found.parts) - len(listed), 'part')} more (--top)"))
+    if (more := len(found.parts) - PARTS_SHOWN) > 0:
+        table.add_row("…", Text(f"{count(more, 'part')} more (--json)"))
     output.console.print(table, soft_wrap=False)
 
 

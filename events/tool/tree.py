@@ -23,14 +23,13 @@ from events.tool.streams import Watch, load
 from events.tool.words import Decode, content, restrictions
 
 DEPTH = 4
-BRANCHES = 8
+BRANCHES = 8  # drawn at each fork
 
 
 @click.command()
 @click.argument("target", metavar="FILE|ENDPOINT")
 @stream_options
 @click.option("--depth", default=DEPTH, show_default=True, metavar="N", help="How many trunks deep to draw; 0: all.")
-@click.option("--branches", default=BRANCHES, show_default=True, metavar="N", help="Branches at each fork; 0: all.")
 @tokenizer_option
 @click.option("--at", type=MomentType(), help="The moment of a recording: 1234 (a batch), +12.5 (s) or an ISO time.")
 @timeout_option
@@ -39,7 +38,6 @@ def tree(
     target: str,
     stream: StreamOptions,
     depth: int,
-    branches: int,
     decode: Decode | None,
     at: Moment | None,
     timeout_s: float,
@@ -68,19 +66,18 @@ def tree(
         for line in json_lines(drawn, decode):
             output.line(line)
     else:
-        output.console.print(Drawing(drawn, watched, decode, depth, branches).draw(opened.name), soft_wrap=False)
+        output.console.print(Drawing(drawn, watched, decode, depth).draw(opened.name), soft_wrap=False)
     for watch in watched:
         for remark in remarks(watch):
             output.note(remark)
 
 
 class Drawing:
-    def __init__(self, drawn: Tree, watched: Sequence[Watch], decode: Decode | None, depth: int, branches: int) -> None:
+    def __init__(self, drawn: Tree, watched: Sequence[Watch], decode: Decode | None, depth: int) -> None:
         self._tree = drawn
         self._several = len(watched) > 1
         self._decode = decode
         self._depth = depth or len(drawn.nodes) + 1
-        self._branches = branches or len(drawn.nodes) + 1
         self._sizes = sizes(drawn)
 
     def draw(self, name: str) -> rich.tree.Tree:
@@ -90,16 +87,16 @@ class Drawing:
         drawing = rich.tree.Tree(_line((name, "bold"), (f"  {held}", "")), guide_style="dim")
         known, detached = [top for top in tops if not top.detached], [top for top in tops if top.detached]
         detached.sort(key=lambda top: self._sizes[top.key].tokens, reverse=True)
-        for top in [*known, *detached[: self._branches]]:
+        for top in [*known, *detached[:BRANCHES]]:
             pending = [(drawing.add(self._top_line(top)), top, 1)]
             while pending:
                 parent, node, level = pending.pop()
                 runs = runs_below(node, self._sizes)
-                shown = runs[: self._branches] if level <= self._depth else []
+                shown = runs[:BRANCHES] if level <= self._depth else []
                 pending += [(parent.add(self._run_line(run)), run.last, level + 1) for run in shown]
                 if left_out := runs[len(shown) :]:
                     parent.add(_line((f"… {self._below([run.first for run in left_out])}", "dim")))
-        if hidden := detached[self._branches :]:
+        if hidden := detached[BRANCHES:]:
             drawing.add(_line((f"… {count(len(hidden), 'detached parent')} more: {self._below(hidden)}", "dim")))
         return drawing
 

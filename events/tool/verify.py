@@ -36,10 +36,9 @@ STREAM, REPLICA = "stream", "replica"
 @click.argument("target", metavar="FILE|ENDPOINT")
 @stream_options
 @for_option
-@click.option("--top", default=10, show_default=True, metavar="N", help="How many differing parts to list; 0: all.")
 @timeout_option
 @json_option
-def verify(target: str, stream: StreamOptions, for_s: float | None, top: int, timeout_s: float, as_json: bool) -> None:
+def verify(target: str, stream: StreamOptions, for_s: float | None, timeout_s: float, as_json: bool) -> None:
     """Compare the tree built from a stream with the replica's own report of its cache.
 
     Follows the stream for --for SECONDS (5 if not given), then asks the replica anew: a warmroute replica for a
@@ -62,7 +61,7 @@ def verify(target: str, stream: StreamOptions, for_s: float | None, top: int, ti
             result = _recorded(opened, source, output)
         else:
             result = asyncio.run(_live(opened, source, for_s or FOR_S, timeout_s))
-        show(output, source.name, result, top)
+        show(output, source.name, result)
         equal = equal and result.equal
     click.get_current_context().exit(EQUAL if equal else DIFFERENT)
 
@@ -144,7 +143,7 @@ def _recorded(target: Target, source: Source, output: Output) -> Result:
     return Result(witness.stream.last_seq, witness.resolver.resident_blocks(), witness, None)
 
 
-def show(output: Output, name: str, result: Result, top: int) -> None:
+def show(output: Output, name: str, result: Result) -> None:
     digests = result.digests
     if output.json:
         wrong = [
@@ -170,7 +169,7 @@ def show(output: Output, name: str, result: Result, top: int) -> None:
         output.console.print(table, soft_wrap=False)
     if result.comparison is not None and not result.comparison.equal:
         names = {STREAM: "the tree built from it; blocks only here are surplus", REPLICA: "the replica itself"}
-        show_comparison(output, result.comparison, names, None, top)
+        show_comparison(output, result.comparison, names)
 
 
 def _digest(digest: Digest) -> str:

@@ -64,10 +64,10 @@ def test_an_unknown_result_exits_with_2(tmp_path: Path) -> None:
 
 @pytest.mark.chaos
 def test_the_difference_fits_the_terminal(tmp_path: Path) -> None:
-    record_incident(tmp_path / "r")
+    record_incident(tmp_path / "r", steps=200)
     file = str(tmp_path / "r")
-    status, lines = on_terminal("diff", file, file, "--at-a", "10", "--top", "3")
+    status, lines = on_terminal("diff", file, file, "--at-a", "20")
     assert status == 1
     assert all(len(line) <= 80 for line in lines)
     assert any(line.startswith("only B") and "from block" in line for line in lines)
-    assert any("more (--top)" in line for line in lines)
+    assert any("more (--json)" in line for line in lines)
