@@ -32,7 +32,7 @@ MAX_ENDPOINT_CHARS = 256
 
 _KV_ENDPOINT = re.compile(r"\Atcp://[^\s/@]+:[0-9]{1,5}\Z")
 _LENGTH = struct.Struct("<I")
-_FRAME = struct.Struct("<III")
+FRAME = struct.Struct("<III")
 _INT64 = Meta(ge=-(2**63), le=2**63 - 1)
 
 
@@ -146,35 +146,35 @@ class FrameReader:
 
     def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
         self._max_frame_bytes = max_frame_bytes
-        self._rest = bytearray()  # the beginning of a frame
-        self._wanted = _FRAME.size  # how many bytes `_rest` must have before it is worth a look
+        self.rest = bytearray()  # the beginning of a frame
+        self._wanted = FRAME.size  # how many bytes `rest` must have before it is worth a look
 
     @property
     def pending_bytes(self) -> int:
         """The received bytes of an unfinished frame; 0 at a clean end."""
-        return len(self._rest)
+        return len(self.rest)
 
     def feed(self, chunk: bytes) -> list[Frame]:
-        if self._rest:
-            self._rest += chunk
-            if len(self._rest) < self._wanted:
+        if self.rest:
+            self.rest += chunk
+            if len(self.rest) < self._wanted:
                 return []
-            chunk = bytes(self._rest)
+            chunk = bytes(self.rest)
         frames: list[Frame] = []
         start = 0
         while (after := self._frame_at(chunk, start, frames)) is not None:
             start = after
-        self._rest = bytearray(chunk[start:])
+        self.rest = bytearray(chunk[start:])
         return frames
 
     def _frame_at(self, chunk: bytes, start: int, frames: list[Frame]) -> int | None:
-        ids_start = start + _FRAME.size
+        ids_start = start + FRAME.size
         if len(chunk) < ids_start:
-            self._wanted = _FRAME.size
+            self._wanted = FRAME.size
             return None
         id_count: int
         payload_bytes: int
-        index, id_count, payload_bytes = _FRAME.unpack_from(chunk, start)
+        index, id_count, payload_bytes = FRAME.unpack_from(chunk, start)
         ids_end = ids_start + 4 * id_count
         end = ids_end + payload_bytes
         if end - start > self._max_frame_bytes:

@@ -13,16 +13,13 @@ from router.config import RouterConfig
 from router.lifecycle import Lifecycle
 from router.members.broken import Broken
 from router.members.feed import Feeds
-from router.members.members import Member, Members, ServedModel, Server
+from router.members.members import Member, Members, Server
 from router.members.predictions import Predictions
-from router.placement.cost import NONE_TRIED, Candidate, Prompt, Tenant
+from router.placement.cost import Candidate, Prompt
 from router.placement.decision import Decision
-from router.placement.elsewhere import fetch
-from router.placement.index import Matches
 from router.placement.placement import Placement
 from router.placement.waiting import Waiting
 from router.prompts.model_rewrites import NO_RULES
-from router.prompts.prompt import Prompt as ReadPrompt
 from router.prompts.reading.client import Reading
 from router.proxy.attempt import BODY, Attempt, AttemptListener
 from router.proxy.request_summary import RequestSummary, count_usage
@@ -100,41 +97,6 @@ class Router:
         self.loop.run_in_executor(self._threads, make).add_done_callback(is_made)
 
     # ---- the choice
-
-    def decide(
-        self,
-        model: ServedModel,
-        prompt: ReadPrompt,
-        session: str | None,
-        tried: frozenset[str] = NONE_TRIED,
-        came_s: float | None = None,
-        *,
-        only: Member | None = None,
-        source: Member | None = None,
-        tenant: Tenant | None = None,
-    ) -> tuple[Decision, dict[int, Matches]]:
-        """The choice for a prompt, and by block size the blocks of it that match. `only`: no other replica will do.
-
-        `source`: the replica that has computed its KV for another one.
-        """
-        slots = model.slots if prompt.exact else model.all_slots
-        self.placement.shares.others_may_come = self.admission.has_tenants or self.priorities is not None
-        question, matches = self.placement.question(
-            prompt,
-            slots,
-            self.now_s(),
-            session=session,
-            tried=tried,
-            came_s=came_s,
-            counts=source is None,
-            tenant=tenant,
-            further_tokens=prompt.all_tokens - prompt.tokens,
-        )
-        if source is not None:
-            fetch(question, model.candidates, source.candidate)
-        ring = model.ring if self.config.policy == "session" else None
-        candidates = model.candidates if only is None else [only.candidate]
-        return self.placement.decide(question, candidates, ring if only is None else None), matches
 
     def doubt(self, member: Member) -> str | None:
         """Why the index may differ from the member's cache now; None: it is exact."""

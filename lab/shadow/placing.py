@@ -24,6 +24,7 @@ from router.placement.decision import Decision
 from router.placement.holders import slots_of
 from router.placement.index import APPROXIMATE
 from router.prompts.prompt import Peek, Prompt
+from router.proxy.facts import decide
 from router.proxy.headers import session_of
 from router.proxy.services import Services
 from router.tenants.admission import Admitted
@@ -247,7 +248,7 @@ class Placing:
             self.late += 1
         elif prompt.exact:
             session = session_of(headers, peek.prompt_cache_key)
-            decision, _ = self._services.decide(model, prompt, None if session is None else session.key)
+            decision, _ = decide(self._services, model, prompt, None if session is None else session.key)
             record.at_once = at_once(decision)
 
     def _locate(self, record: Record, told: str | None, is_late: bool) -> None:

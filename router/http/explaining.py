@@ -21,6 +21,7 @@ from router.prompts.prompt import UNREADABLE, Peek, Prompt
 from router.prompts.reading.client import Reading, is_quick
 from router.prompts.reading.messages import Found, Make
 from router.prompts.tokens import TokenCounts
+from router.proxy.facts import decide
 from router.proxy.headers import session_of
 from router.proxy.predicted_hit import Exactness, PredictedHit
 from router.proxy.prefill import split_of, why_not_from
@@ -56,7 +57,7 @@ async def explained(
     model = services.members.model(peek.model)
     session = session_of(headers, peek.prompt_cache_key)
     session_key = None if session is None else session.key
-    decision, matches = services.decide(model, prompt, session_key)
+    decision, matches = decide(services, model, prompt, session_key)
     prefill = _prefill(services, model, prompt, decision, session_key)
     decision, members = decision.at_rest(), list(model.members)
     size = APPROXIMATE

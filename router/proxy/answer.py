@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 from api.errors import ApiError
 from api.generation_apis import APIS
+from api.native import FRAME
 from api.responses import CONTENT_TYPE
 from router.members.broken import Broken
 from router.members.members import Member
 from router.placement.cost import can_take
 from router.prompts.prompt import Prompt
-from router.proxy.attempt import BODY, MARK, Attempt, Report
+from router.proxy.attempt import BODY, MARK, MAX_ANSWER_IDS, MAX_CHOICES, Attempt, Report
 from router.proxy.exchange import Exchange
 from router.proxy.facts import RequestFacts
 from router.proxy.flow import Flow
@@ -45,7 +46,8 @@ class KeptAnswer:
 
     def keep(self, body: bytes) -> bool:
         """Add a part; return False and add nothing if it is too long, or there is no room."""
-        if len(self._bytes) + len(body) > MAX_KEPT_BYTES or not self._hold(self._held_bytes + len(body)):
+        pending_bytes = self._held_bytes - len(self._bytes)
+        if len(self._bytes) + len(body) > MAX_KEPT_BYTES or not self.hold(pending_bytes + len(body)):
             return False
         self._bytes += body
         return True
@@ -53,20 +55,17 @@ class KeptAnswer:
     def take(self) -> bytes:
         """Return what was kept, and release its memory."""
         kept, self._bytes = bytes(self._bytes), bytearray()
-        self._hold(0)
+        self.hold(0)
         return kept
 
-    def hold_beside(self, pending_bytes: int) -> bool:
-        """Claim memory for an unfinished frame; return False if there is no room."""
-        return self._hold(pending_bytes + len(self._bytes))
-
-    def _hold(self, wanted_bytes: int) -> bool:
-        more = wanted_bytes - self._held_bytes
+    def hold(self, pending_bytes: int) -> bool:
+        """Claim memory for what is kept, and an unfinished frame; return False if there is no room."""
+        more = pending_bytes + len(self._bytes) - self._held_bytes
         if more > 0 and not self._budget.take(more):
             return False
         if more < 0:
             self._budget.give_back(-more)
-        self._held_bytes = wanted_bytes
+        self._held_bytes += more
         return True
 
 
@@ -200,8 +199,8 @@ class Answer:
             exchange.send(body)
             if events is not None:
                 events.note(body)
-                if reader is None and report is not None and events.is_plain and attempt.sending is not None:
-                    attempt.sending.pass_on = self._passing(attempt, report, events)
+                if reader is None and events.is_plain and attempt.sending is not None:
+                    attempt.sending.pass_on = self._passing(attempt, events)
         else:
             exchange.flush()
 
@@ -216,24 +215,38 @@ class Answer:
             verification.other_length(member, model.tokens, prompt, report.prompt)
             hit.prediction = None  # it was made for other tokens, so it tells nothing of the index
 
-    def _passing(self, attempt: Attempt, report: Report, events: SentEvents) -> Callable[[bytes, int, int], bool]:
-        """Do as `take`, for a whole event in the middle of a stream of which nothing more is to be read."""
-        exchange, mark, write = self.exchange, events.mark, self.exchange.chunk_writer()
+    def _passing(self, attempt: Attempt, events: SentEvents) -> Callable[[bytes, int, int], bool]:
+        """Do as `take`, for a whole event or a frame with one, in a stream of which nothing more is to be read."""
+        exchange, report, frames, mark = self.exchange, attempt.report, attempt.frames, events.mark
+        write = exchange.chunk_writer() if frames is None else None
 
         def pass_on(read: bytes, start: int, end: int) -> bool:
+            index, count, event = 0, 0, start
+            if frames is not None:
+                if frames.rest or end - start < FRAME.size:
+                    return False
+                index, count, event_bytes = FRAME.unpack_from(read, start)
+                event = start + FRAME.size + 4 * count
+                fits = index < MAX_CHOICES and attempt.generated + count <= MAX_ANSWER_IDS
+                if not fits or event + event_bytes != end:
+                    return False
             # An event of one line that is longer than any last event.
-            if end - start < LONGEST_END or read.find(b"\n", start) != end - 2 or read[end - 1] != b"\n"[0]:
+            if end - event < LONGEST_END or read.find(b"\n", event) != end - 2 or read[end - 1] != b"\n"[0]:
                 return False
-            if not events.is_between or read.find(MARK) >= 0 or read.find(mark) >= 0:
+            if not events.is_between or (report is not None and (read.find(MARK) >= 0 or read.find(mark) >= 0)):
                 return False
             attempt.spoken = BODY
-            report.events += 1
+            if report is not None:
+                report.events += 1
+            if count:
+                attempt.generated += count
+                attempt.token_ids.setdefault(index, []).append(read[event - 4 * count : event])
             try:
                 if start and write is not None:
                     exchange.sent_bytes += end - start
                     write(read)
                 else:
-                    exchange.send(read[start:end])
+                    exchange.send(read[event:end])
             except Exception:  # it ends this request, and no other on the connection
                 attempt.crash()
             return True
@@ -263,7 +276,7 @@ class Answer:
     def holds(self, pending_bytes: int) -> bool:
         """Claim memory for an unfinished frame; return whether there is room."""
         self.kept = self.kept or KeptAnswer(self.router.held)
-        return self.kept.hold_beside(pending_bytes)
+        return self.kept.hold(pending_bytes)
 
     # ---- when a replica is lost
 

@@ -162,7 +162,7 @@ class Attempt:
     sending: Sending | None = None
     half: Half = "decode"
     within_s: float = INFINITE  # its answer has to begin; the router's own limits count, too
-    _frames: FrameReader | None = None
+    frames: FrameReader | None = None
     generated: int = 0  # token ids in its frames
     told: PromptsTold | None = None  # the cost of its prompts, by frames of figures
     report: Report | None = None  # the figures in an answer that is not in frames
@@ -214,7 +214,7 @@ class Attempt:
                     self.cached_tokens = int(value)
             self.framed = self.takes_frames and self.content_type == FRAMES_TYPE
             if self.framed:
-                self._frames = FrameReader()
+                self.frames = FrameReader()
             else:
                 self.report = Report()
             self.owner.begun(self)
@@ -229,8 +229,8 @@ class Attempt:
                 if complete or len(self._refusal) > MAX_REFUSAL_BYTES:
                     refusal, self._refusal = bytes(self._refusal), None
                     self.owner.refused(self, refusal, complete)
-            elif self._frames is not None:
-                self._received_frames(self._frames, body, complete)
+            elif self.frames is not None:
+                self._received_frames(self.frames, body, complete)
             else:
                 if complete and self.report is not None:
                     self.report.is_whole = True

@@ -10,9 +10,11 @@ from msgspec.structs import replace
 from api.generation_apis import RESPONSES
 from router.members.members import Member, ServedModel
 from router.placement.classes import chosen
+from router.placement.cost import NONE_TRIED, Tenant, Unread
 from router.placement.cost import Prompt as AnyPrompt
-from router.placement.cost import Tenant, Unread
 from router.placement.decision import Decision, predict
+from router.placement.elsewhere import fetch
+from router.placement.index import Matches
 from router.prompts.prompt import BYTES_PER_TOKEN, Peek, Prompt
 from router.proxy.attempt import Attempt, PromptsTold, Report
 from router.proxy.exchange import Exchange
@@ -84,6 +86,41 @@ class RequestFacts:
 # ---- the choice of a replica for it, with what is expected there
 
 
+def decide(
+    router: Services,
+    model: ServedModel,
+    prompt: Prompt,
+    session: str | None,
+    tried: frozenset[str] = NONE_TRIED,
+    came_s: float | None = None,
+    *,
+    only: Member | None = None,
+    source: Member | None = None,
+    tenant: Tenant | None = None,
+) -> tuple[Decision, dict[int, Matches]]:
+    """The choice for a prompt, and by block size the blocks of it that match. `only`: no other replica will do.
+
+    `source`: the replica that has computed its KV for another one.
+    """
+    placement, slots = router.placement, model.slots if prompt.exact else model.all_slots
+    placement.shares.others_may_come = router.admission.has_tenants or router.priorities is not None
+    question, matches = placement.question(
+        prompt,
+        slots,
+        router.now_s(),
+        session=session,
+        tried=tried,
+        came_s=came_s,
+        counts=source is None,
+        tenant=tenant,
+        further_tokens=prompt.all_tokens - prompt.tokens,
+    )
+    if source is not None:
+        fetch(question, model.candidates, source.candidate)
+    ring = model.ring if router.config.policy == "session" and only is None else None
+    return placement.decide(question, model.candidates if only is None else [only.candidate], ring), matches
+
+
 def choose(facts: RequestFacts, source: Member | None) -> Decision:
     """The best replica for its prompt. `source`: the one that holds the prompt's KV for another one."""
     model, prompt, router, api = facts.model, facts.prompt, facts.router, facts.type.generation
@@ -99,9 +136,9 @@ def choose(facts: RequestFacts, source: Member | None) -> Decision:
     tenant = _tenant(facts) if facts.admitted.key is not None or router.priorities is not None else None
     started, session, tried, came_s = perf_counter(), facts.session, facts.flow.tried, facts.came_s
     away = tried if source is None else tried | source.server.names
-    decision, matches = router.decide(model, prompt, session, away, came_s, only=only, source=source, tenant=tenant)
+    decision, matches = decide(router, model, prompt, session, away, came_s, only=only, source=source, tenant=tenant)
     if decision.chosen is None and source is not None:  # it may generate the answer itself
-        decision, matches = router.decide(model, prompt, session, tried, came_s, only=only, tenant=tenant)
+        decision, matches = decide(router, model, prompt, session, tried, came_s, only=only, tenant=tenant)
     router.history.counts.decision_s.observe(perf_counter() - started)
     hit = facts.hit
     hit.prompt, hit.decision = prompt, decision

@@ -11,15 +11,13 @@ from api.errors import ApiError
 from api.http.bodies import Bodies
 from router.config import RouterConfig
 from router.lifecycle import Lifecycle
-from router.members.members import Member, Members, ServedModel
+from router.members.members import Member, Members
 from router.members.verification import Verification
-from router.placement.cost import NONE_TRIED, Candidate, Prompt, Tenant
+from router.placement.cost import Candidate, Prompt
 from router.placement.decision import Decision
-from router.placement.index import Matches
 from router.placement.placement import Placement
 from router.placement.waiting import Waiting
 from router.prompts.model_rewrites import Rules
-from router.prompts.prompt import Prompt as ReadPrompt
 from router.prompts.reading.client import Reading
 from router.proxy.attempt import Attempt, AttemptListener
 from router.proxy.exchange import Exchange
@@ -77,18 +75,6 @@ class Services(Protocol):
     @property
     def history(self) -> Remembers: ...
     def in_thread(self, make: Callable[[], T], size: int, done: "Callable[[asyncio.Future[T]], None]") -> None: ...
-    def decide(
-        self,
-        model: ServedModel,
-        prompt: ReadPrompt,
-        session: str | None,
-        tried: frozenset[str] = NONE_TRIED,
-        came_s: float | None = None,
-        *,
-        only: Member | None = None,
-        source: Member | None = None,
-        tenant: Tenant | None = None,
-    ) -> tuple[Decision, dict[int, Matches]]: ...
     def doubt(self, member: Member) -> str | None: ...
     def candidates_of(self, name: str) -> Sequence[Candidate]: ...
     def sent(

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from tests.bench.front import PLAIN, STREAM, FrontOnWires, bodies
+from tests.bench.front import EVENT, PLAIN, STREAM, FrontOnWires, bodies
 from tests.bench.measure import OURS, calls
 
-CALLS = {False: 180, True: 264}  # of functions of ours, from a client's first byte to its last; with 16 events
-FILES = 35  # of router/
+CALLS = {False: 178, True: 231}  # of functions of ours, from a client's first byte to its last; with 16 events
+FILES = 34  # of router/
 
 
 async def test_a_warm_chat_passes_few_functions_and_files() -> None:
@@ -25,3 +25,23 @@ async def test_a_warm_chat_passes_few_functions_and_files() -> None:
         assert len(ours) <= most, f"{len(ours)} calls"
         files = {file for file in ours if Path(file).is_relative_to(OURS[-1])}
         assert len(files) <= FILES, f"{len(files)} files"
+
+
+async def test_events_are_the_same_however_a_replica_frames_them() -> None:
+    chunk, upper = (form % (len(EVENT), EVENT) for form in (b"%x\r\n%b\r\n", b"%X\r\n%b\r\n"))
+    half = b"%x\r\n%b\r\n" % (100, EVENT[:100]) + b"%x\r\n%b" % (len(EVENT) - 100, EVENT[100:150])
+    told = EVENT.replace(b"yyyyyyyyyyyy", b'completion_tokens":7', 1)
+    reads = [chunk, chunk, chunk, upper, chunk, chunk * 2, chunk, half, EVENT[150:] + b"\r\n", chunk, chunk]
+    reads += [chunk[:3], chunk[3:], chunk, b"%x\r\n%b\r\n" % (len(told), told), chunk, chunk[:-1], chunk[-1:], chunk]
+    front = FrontOnWires()
+    try:
+        written: list[bytes] = []
+        front.client.write = written.append  # type: ignore[method-assign, assignment]
+        front.client.written.append(b"it is kept there")
+        front.ask(bodies(800, True, 0)[0], [STREAM[0], *reads, STREAM[-1]])
+    finally:
+        await front.close()
+    assert sum(each == chunk for each in written) >= 6
+    sizes, parts = (b"".join(written).partition(b"\r\n\r\n")[2].split(b"\r\n")[start::2] for start in (0, 1))
+    assert [int(size or b"0", 16) for size in sizes] == [*map(len, parts), 0]
+    assert b"".join(parts) == EVENT * 13 + told + EVENT * 3
