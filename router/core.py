@@ -271,6 +271,8 @@ class Router:
         self.placement.expire(now_s)
 
     def _look_at(self, attempt: Attempt, now_s: float) -> None:
+        if attempt.status and not attempt.owner.exchange.is_watched:
+            return  # its end is the gateway's to tell
         unread = attempt.owner.exchange.unread_bytes if attempt.is_paused else None
         if attempt.spoken or unread != attempt.unread:  # the replica has sent or the client has read something
             if attempt.spoken == BODY:

@@ -153,7 +153,7 @@ class Answer:
                 body, self.beginning = held, None
                 self.router.placement.fetched(attempt.placed, self.router.now_s())
                 self._open(attempt, True)
-            if not facts.first_byte_s:
+            if not facts.first_byte_s and exchange.is_watched:
                 now_s = facts.first_byte_s = self.router.now_s()
                 if facts.hit.outlook is not None and (decision := self.flow.decision) is not None:
                     question = decision.question

@@ -43,6 +43,7 @@ class Exchange:
     response_complete: bool = False
     body: bytearray = field(default_factory=bytearray)
     answerer: Answerer | None = None
+    is_watched: bool = True  # this router sees the answer's body
     aside: asyncio.Task[None] | None = None  # slow work for it; cancelled at its end
     on_end: "Callable[[Exchange], None] | None" = None  # called once, however it ends
     max_body_bytes: int = 0

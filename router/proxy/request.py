@@ -233,6 +233,7 @@ class Request(RequestFacts):
         """Record the attempt that is about to be sent."""
         if self.flow.is_single:
             envelope = member.profile.takes_envelope  # a gateway adds a header, in its place
+            streams = streams and self.exchange.is_watched  # else nobody hears of the first token
         attempt = self.attempt = self.router.sent(
             self.answer, member, decision, self.prompt, streams, envelope=envelope
         )

@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,7 +33,7 @@ from lab.trace.requests import Trace, coarsened, sped_up
 from router.members.spec import parse_target
 from tests.bench.drawing import drawing
 from tests.bench.policies import LOAD, LOADS
-from tests.chaos.envoy import gateway, port_of_picker
+from tests.chaos.envoy import Change, gateway, heads_of_answers, port_of_picker
 from tests.chaos.replicas import cpu_s, free_ports
 from tests.chaos.routers import Fleet, RouterProcess, fleet, router
 from tests.events.processes import DEADLINE_S, wait_until
@@ -185,10 +186,10 @@ def following(replicas: Fleet, *options: object) -> Iterator[RouterProcess]:
 
 
 @contextmanager
-def behind_envoy(replicas: Fleet) -> Iterator[Sequence[Replica]]:
+def behind_envoy(replicas: Fleet, *, changes: Sequence[Change] = ()) -> Iterator[Sequence[Replica]]:
     with (
         following(replicas, "--picker-listen", "127.0.0.1:0") as running,
-        gateway(port_of_picker(running)) as envoy,
+        gateway(port_of_picker(running), *changes) as envoy,
     ):
         yield envoy, running
 
@@ -201,7 +202,8 @@ def run(rounds: int, *, small: bool = False) -> None:
         found = peer.version()
         print(f"{peer.package} {found}" + ("" if found == peer.pinned else f", and not {peer.pinned} as usual"))
     picked = Contender("Envoy and warmroute picker", behind_envoy)
-    contenders = [ours("cost"), picked, ours("round-robin"), *map(beside, present)]
+    heads = Contender("the same, without answers' bodies", partial(behind_envoy, changes=[heads_of_answers]))
+    contenders = [ours("cost"), picked, heads, ours("round-robin"), *map(beside, present)]
     by_trace: dict[str, dict[str, list[Figures]]] = {}
     for make in sources(size.requests):
         measured_runs: dict[str, list[Figures]] = {contender.name: [] for contender in contenders}

@@ -137,6 +137,11 @@ def duplex(config: Config) -> None:
     del config["static_resources"]["listeners"][0]["per_connection_buffer_limit_bytes"]
 
 
+def heads_of_answers(config: Config) -> None:
+    """The bodies of answers stay with Envoy."""
+    processing(config)["processing_mode"]["response_body_mode"] = "NONE"
+
+
 def duplex_requests(config: Config) -> None:
     """Stream the bodies of requests both ways, and parts of an answer one by one."""
     processing(config)["processing_mode"]["request_body_mode"] = "FULL_DUPLEX_STREAMED"

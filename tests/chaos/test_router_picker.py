@@ -20,6 +20,7 @@ from tests.chaos.envoy import (
     duplex_requests,
     fails_closed,
     gateway,
+    heads_of_answers,
     offering,
     overriding,
     port_of_picker,
@@ -264,6 +265,18 @@ def test_a_client_that_leaves_is_out_of_the_books(envoy: Gateway, picker: Router
     with stream_of(envoy, 10_000):
         assert in_flight(picker) == 1
     wait_idle(picker)
+
+
+def test_an_answer_whose_head_alone_is_seen_is_in_the_books_until_it_ends(replicas: Fleet) -> None:
+    with behind(replicas, heads_of_answers) as (envoy, picker):
+        with stream_of(envoy, 60) as response:
+            assert in_flight(picker) == 1
+            assert len(events_in(b"data: {}\n" + response.read())) == 61
+        wait_idle(picker)
+        assert picker.decisions(1)[0]["status"] == 200
+        with stream_of(envoy, 10_000):
+            assert in_flight(picker) == 1
+        wait_idle(picker)
 
 
 # ---- a picker that is lost

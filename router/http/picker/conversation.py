@@ -111,7 +111,9 @@ class Conversation:
     def _extend(self) -> None:
         limits, exchange, now_s = self._gateway.limits, self._exchange, asyncio.get_running_loop().time()
         if self._stream.phase is not Phase.ASKING:
-            self._deadline.reschedule(now_s + self._limits_s.get(self._stream.phase, limits.body_s))
+            limit_s = self._limits_s.get(self._stream.phase, limits.body_s)
+            is_last = self._stream.phase is Phase.ANSWERING and exchange is not None and not exchange.is_watched
+            self._deadline.reschedule(None if is_last else now_s + limit_s)
             return
         # The body has to go on, or be complete; one that the gateway buffers comes at once.
         is_buffered = exchange is not None and exchange.asked.request_mode == Mode.BUFFERED

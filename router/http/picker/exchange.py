@@ -63,7 +63,7 @@ class PickedExchange(Exchange):
                     return
                 attempt.member.upstream.spoken = True
                 attempt.sending.answered(message.status, list(message.headers))
-                if message.end or self.asked.response_mode == Mode.NONE:
+                if message.end or (message.status >= 400 and not self.is_watched):
                     self._received(b"", end=True)
             case ResponseBody(body, end):
                 self._received(body, end=end)
@@ -72,6 +72,8 @@ class PickedExchange(Exchange):
 
     def leave(self) -> None:
         """End the request, whose stream has ended, if it has not ended before."""
+        if not self.is_watched and self.attempt is not None and self.attempt.status:
+            self._received(b"", end=True)
         self.disconnected = True
         self.set()
         self.attempt = None  # a cycle of references would wait for the collector
@@ -195,7 +197,6 @@ def _by_name(headers: Iterable[Header]) -> dict[bytes, list[bytes]]:
 
 
 PRIORITY_LINE = b"%b: %%.3f\r\n" % PRIORITY_HEADER.encode()
-PASSED_OVER = "the gateway did not reach it, and took another one"
 
 
 class ByGateway(Transport):
@@ -261,7 +262,7 @@ def moved(request: Request, address: str) -> None:
     if found is None:
         return
     attempt.cancel()
-    request.flow.passed_over(PASSED_OVER)
+    request.flow.passed_over("the gateway did not reach it, and took another one")
     attempt = picked(request.exchange).attempt = request.record_sent(found, decision, streams=attempt.placed.streams)
     attempt.sending = found.upstream.watch(attempt)
     request.hit.member, request.hit.prediction = found, None

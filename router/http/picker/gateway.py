@@ -63,7 +63,8 @@ class Gateway:
                 opens = self._answer
         except ApiError as error:
             opens = self._openings.refused(error)
-        exchange = PickedExchange(scope, opens, asked=asked, more_body=not asked.end)
+        watched = asked.response_mode != Mode.NONE
+        exchange = PickedExchange(scope, opens, asked=asked, more_body=not asked.end, is_watched=watched)
         exchange.guard(exchange.begin)
         return exchange
 

@@ -59,6 +59,28 @@ async def test_a_request_is_in_the_books_until_its_answer_ends() -> None:
         assert not replica.calls, "the gateway forwards"
 
 
+async def test_an_answer_of_which_the_gateway_shows_the_head_alone_runs_until_its_stream_ends() -> None:
+    heads = {"request_body_mode": 2, "response_body_mode": 0}
+    limits: dict[str, Any] = {"idle_timeout_s": 0.01, "first_token_timeout_s": 0.01}
+    async with served(named("one"), **LISTEN, **limits) as running, gateway(running) as asking:
+        member = running.member("one")
+        for status, in_flight in (("200", 1), ("503", 0)):
+            stream = asking.stream()
+            await stream.head(heads)
+            await stream.reply()
+            await stream.send(request_body={"body": asked(stream=True), "end_of_stream": True})
+            await stream.picked()
+            await stream.send(response_headers=head({":status": status, "content-type": "text/event-stream"}))
+            assert (await stream.reply())[0] == "response_headers"
+            running.router.sweep(running.router.now_s() + 10)
+            assert member.candidate.in_flight == in_flight
+            await stream.end()
+            assert await stream.reply() is None
+            await until(lambda: not member.candidate.in_flight, "it has ended")
+            decision = running.router.history.decisions[-1].record()
+            assert (decision.status, decision.ttft_s) == (int(status), None)
+
+
 async def test_requests_of_both_fronts_are_placed_by_the_same_figures() -> None:
     replicas = [named("one"), named("two")]
     async with (
