@@ -133,10 +133,6 @@ class Capacity:
         most = self.cacheable_blocks or self.gpu_blocks or MAX_BLOCKS
         return min(most, MAX_BLOCKS) - len(pool) - len(pool.unnamed)
 
-    def has_room_for_copies(self, copies: int) -> bool:
-        """Return whether so many blocks may be second copies of resident ones."""
-        return self.gpu_blocks is None or self._pools.blocks + copies <= self.gpu_blocks
-
     def is_too_small_for(self, blocks: int) -> bool:
         """Return whether re-reading a replica with this many blocks would exceed the limits again."""
         if blocks > MAX_BLOCKS:

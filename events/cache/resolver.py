@@ -343,7 +343,8 @@ class Resolver:
             return False
         if not reports.seen:
             reports.count(event, pool)
-            if self.capacity.has_room_for_copies(reports.copies):
+            gpu_blocks = self.capacity.gpu_blocks
+            if gpu_blocks is None or self.pools.blocks + reports.copies <= gpu_blocks:  # there is room for copies
                 return False
             self._take_back_reports(changes)
         self.stats.reported_blocks += len(event.block_hashes)

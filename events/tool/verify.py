@@ -57,10 +57,18 @@ def verify(target: str, stream: StreamOptions, for_s: float | None, timeout_s: f
     opened = open_target(target, stream)
     equal = True
     for source in opened.sources:
-        if opened.recording is not None:
-            result = _recorded(opened, source, output)
-        else:
+        if opened.recording is None:
             result = asyncio.run(_live(opened, source, for_s or FOR_S, timeout_s))
+        else:
+            watch = Watch(opened, source, name=STREAM, view_type=Witness)
+            witness = watch.view
+            assert isinstance(witness, Witness)
+            played([watch], output.note)
+            if not witness.compared:
+                raise CannotTell(
+                    f"{source.name}: no digest in {opened.name}; record a warmroute replica, with --status"
+                )
+            result = Result(witness.stream.last_seq, witness.resolver.resident_blocks(), witness, None)
         show(output, source.name, result)
         equal = equal and result.equal
     click.get_current_context().exit(EQUAL if equal else DIFFERENT)
@@ -131,16 +139,6 @@ async def _live(target: Target, source: Source, for_s: float, timeout_s: float) 
         if source.status is not None:
             await followed.until(lambda: witness.compared > 0, timeout_s)
     return result
-
-
-def _recorded(target: Target, source: Source, output: Output) -> Result:
-    watch = Watch(target, source, name=STREAM, view_type=Witness)
-    witness = watch.view
-    assert isinstance(witness, Witness)
-    played([watch], output.note)
-    if not witness.compared:
-        raise CannotTell(f"{source.name}: no digest in {target.name}; record a warmroute replica, with --status")
-    return Result(witness.stream.last_seq, witness.resolver.resident_blocks(), witness, None)
 
 
 def show(output: Output, name: str, result: Result) -> None:

@@ -111,11 +111,7 @@ def test_after_a_reconnect_nothing_is_applied_until_continuity_is_proved() -> No
 
 
 def test_a_reconnect_without_a_replay_socket_is_partial() -> None:
-    stream = ForeignStream(StreamConfig(can_replay=False))
-    stream.connected(0.0)
-    stream.live(0, payload(0), 0.0)
-    assert stream.exact
-    assert kinds(stream.connected(1.0)) == ["Partial"]
+    assert kinds(following_without_replay().connected(1.0)) == ["Partial"]
 
 
 def test_a_hole_that_was_never_published_is_not_waited_for() -> None:
@@ -325,10 +321,7 @@ def test_a_stream_that_is_doubted_while_offline_asks_when_it_is_connected() -> N
 
 
 def test_a_stream_without_replay_or_snapshot_starts_empty_and_partial() -> None:
-    stream = ForeignStream(StreamConfig(can_replay=False))
-    stream.connected(0.0)
-    stream.live(0, payload(0), 0.0)
-    assert stream.exact
+    stream = following_without_replay()
     assert (stream.resync("doubted", 1.0), stream.doubt) == ([Reset("doubted")], "doubted")
     assert applied(stream.live(1, payload(1), 1.0)) == [1]
     assert (stream.doubt, stream.settled) == ("joined at batch 1: what came before is not known", True)
