@@ -20,10 +20,6 @@ class Spread(Struct, frozen=True):
     max: float | None = None
 
 
-def ordered(values: Iterable[float | None]) -> list[float]:
-    return sorted(value for value in values if value is not None)
-
-
 def percentile(ascending: Sequence[float], share: float) -> float:
     """ValueError of no values."""
     if not ascending:
@@ -35,7 +31,7 @@ def percentile(ascending: Sequence[float], share: float) -> float:
 
 
 def spread(values: Iterable[float | None]) -> Spread:
-    found = ordered(values)
+    found = sorted(value for value in values if value is not None)
     if not found:
         return Spread(0)
     shares = {name: percentile(found, share) for name, share in SHOWN.items()}

@@ -19,7 +19,7 @@ from msgspec import Struct
 from lab.bench.client import Endpoint, Outcome
 from lab.bench.prompts import Form, asked_tokens
 from lab.bench.workloads import Arrival, Conversation
-from lab.percentiles import ordered, percentile
+from lab.percentiles import percentile
 
 LOOK_EVERY_S = 0.01
 LAG_LIMIT_S = 0.005
@@ -30,8 +30,6 @@ CPU_LIMIT = 0.8  # a share of a core
 class Overhead(Struct, frozen=True):
     cpu_s: float
     cpu_share: float  # a share of one core
-    cpu_per_request_s: float
-    cpu_per_output_token_s: float
     lag_p99_s: float  # how late its event loop was
     lag_max_s: float
 
@@ -59,16 +57,14 @@ class OverheadMeter:
         self._last_s = now_s
         self._timer = self._loop.call_later(LOOK_EVERY_S, self._look)
 
-    def stop(self, requests: int, output_tokens: int) -> Overhead:
+    def stop(self) -> Overhead:
         self._timer.cancel()
         self._lags_s.append(max(0.0, time.perf_counter() - self._last_s - LOOK_EVERY_S))
         cpu_s = time.process_time() - self._cpu_s
-        lags_s = ordered(self._lags_s)
+        lags_s = sorted(self._lags_s)
         return Overhead(
             cpu_s=cpu_s,
             cpu_share=cpu_s / max(time.perf_counter() - self._began_s, 1e-9),
-            cpu_per_request_s=cpu_s / max(1, requests),
-            cpu_per_output_token_s=cpu_s / max(1, output_tokens),
             lag_p99_s=percentile(lags_s, 0.99),
             lag_max_s=lags_s[-1],
         )
@@ -147,9 +143,7 @@ class LoadGenerator:
                 self._deadline.cancel()
             if freezes:
                 gc.unfreeze()
-        output_tokens = sum(outcome.output_tokens or 0 for outcome in self.outcomes)
-        own = watch.stop(len(self.outcomes), output_tokens)
-        return RunResult(self.outcomes, self._unfinished, was_interrupted, own)
+        return RunResult(self.outcomes, self._unfinished, was_interrupted, watch.stop())
 
     async def _arrive(self, group: asyncio.TaskGroup) -> None:
         for arrival in self._arrivals:

@@ -64,12 +64,6 @@ def outcome_of(jobs: Sequence[Job], replicas: int, prefill_tokens_per_s: float) 
     )
 
 
-def mean_of(outcomes: Sequence[Outcome]) -> Outcome:
-    each: dict[str, list[Any]] = {name: [getattr(one, name) for one in outcomes] for name in Outcome.__struct_fields__}
-    means: dict[str, Any] = {name: None if None in values else fmean(values) for name, values in each.items()}
-    return Outcome(**means)
-
-
 def _imbalance(loads: Iterable[int]) -> float:
     each = list(loads)
     mean = fmean(each)
@@ -137,7 +131,11 @@ def compared(
 
 def _row(name: str, runs: list[list[Job]], replicas: int, rate: float, *, is_bound: bool = False) -> Row:
     outcomes = [outcome_of(jobs, replicas, rate) for jobs in runs]
-    return Row(name, is_bound, mean_of(outcomes), outcomes)
+    each: dict[str, list[Any]] = {
+        field: [getattr(one, field) for one in outcomes] for field in Outcome.__struct_fields__
+    }
+    means: dict[str, Any] = {field: None if None in values else fmean(values) for field, values in each.items()}
+    return Row(name, is_bound, Outcome(**means), outcomes)
 
 
 # ---- as text and as JSON

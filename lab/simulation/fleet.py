@@ -131,7 +131,9 @@ def simulated(
 ) -> list[Job]:
     """Run the trace; return its jobs in order of arrival. Raise ValueError if a request can never run."""
     settings.check(trace)
-    settings = replace(settings, capacity_tokens=min(settings.capacity_tokens, settings.most_tokens(trace)))
+    # More than all requests together fill makes no difference, and is not allocated.
+    most = sum(-(-request.input_tokens // trace.block_tokens) for request in trace.requests) * trace.block_tokens
+    settings = replace(settings, capacity_tokens=min(settings.capacity_tokens, most))
     jobs = list(jobs_of(trace))
     SimulatedFleet(settings, policy, trace.block_tokens, seed).run(jobs, on_request)
     return jobs

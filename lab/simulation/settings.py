@@ -33,9 +33,5 @@ class Settings(Struct, frozen=True, kw_only=True):
                 f"needs {-(-longest // size):,}; give it {-(-longest // size) * size:,} tokens or more"
             )
 
-    def most_tokens(self, trace: Trace) -> int:
-        """Tokens that all requests together could fill; a larger cache makes no difference."""
-        return sum(-(-request.input_tokens // trace.block_tokens) for request in trace.requests) * trace.block_tokens
-
     def capacity_blocks(self, block_tokens: int) -> int:
         return self.capacity_tokens // block_tokens

@@ -16,7 +16,7 @@ from lab.percentiles import spread
 from router.members.spec import Target, parse_target
 from tests.lab.bench.endpoints import Endpoint, endpoint, singles
 
-CALM = Overhead(0.1, 0.05, 0.001, 0.0001, lag_p99_s=0.001, lag_max_s=0.004)
+CALM = Overhead(0.1, 0.05, lag_p99_s=0.001, lag_max_s=0.004)
 KNOWN = Probe("m", 1.0, is_measured=True, ignores_eos=True, tells_usage=True)
 
 
@@ -25,11 +25,9 @@ async def test_an_event_loop_that_is_held_up_is_late_and_one_that_is_not_is_not(
     for _ in range(10):
         spin_s(0.03)
         await asyncio.sleep(0)
-    late = held.stop(10, 100)
+    late = held.stop()
     assert late.lag_p99_s > 0.015 and late.delays(0.05)
     assert late.cpu_s > 0.1
-    assert late.cpu_per_request_s == late.cpu_s / 10
-    assert late.cpu_per_output_token_s == late.cpu_s / 100
 
 
 def spin_s(duration_s: float) -> None:
