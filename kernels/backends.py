@@ -37,7 +37,6 @@ ORDER = (
     Backend("cpu", "cpu", "kernels.cpu:CpuAttention"),
     Backend("flash3", "cuda", "kernels.gpu.flash:own_flash3"),
     Backend("flash3-vllm", "cuda", "kernels.gpu.flash:flash3_of_vllm"),
-    Backend("varlen", "cuda", "kernels.gpu.flash:varlen"),
     Backend("triton", "cuda", "kernels.gpu.attention:tried"),
     Backend("torch", "cuda", "kernels.plain:PlainAttention"),
 )

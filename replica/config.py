@@ -53,7 +53,6 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     role: Role | None = None  # told to routers: which half of a generation is sent here; None: all of it
     enable_prefix_caching: bool = True
     retained_share: float = 0.25  # the largest share of the cache that may be given up last
-    retained_tenant_share: float = 0.5  # one cache salt's largest share of that
     enable_partial_reuse: bool = True  # the beginning of a block is used again if the rest differs
     model_path: str = ""  # native: the folder with config.json and the weights
     dtype: DType = "float32"  # native: of weights, activations and KV
@@ -81,7 +80,6 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     events_replay_mib: int = 16
     kv_secret: str | None = None  # shared by all replicas that may read each other's blocks; None: none may
     kv_read: str | None = None  # the endpoint at which they read those of this one
-    log_interval_s: float = 10.0
     log_level: str = "info"
 
     @property

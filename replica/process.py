@@ -38,6 +38,7 @@ from replica.tiers.simulated import SimulatedMover
 
 log = logging.getLogger(__name__)
 
+LOG_INTERVAL_S = 10.0
 REPORT_INTERVAL_S = 0.25
 TOO_LARGE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 BESIDE_POLL_S = 0.001  # the pause when nothing is to compute, but other threads have constraints or blocks under way
@@ -219,7 +220,7 @@ class Loop:
         self._check_asked = False
         self._report_at_s = 0.0
         self._now_s = engine.clock.now_s
-        self._log_at_s = self._now_s() + engine.config.log_interval_s
+        self._log_at_s = self._now_s() + LOG_INTERVAL_S
 
     def run(self) -> None:
         self.greet()
@@ -278,7 +279,7 @@ class Loop:
                 self.publisher.report(stats.load)
             self._send(stats)
             if self._now_s() >= self._log_at_s:
-                self._log_at_s = self._now_s() + self.engine.config.log_interval_s
+                self._log_at_s = self._now_s() + LOG_INTERVAL_S
                 if stats.rates.prompt_tokens_per_s or stats.rates.generated_tokens_per_s or stats.load.running:
                     log.info("%s", describe(stats))
 

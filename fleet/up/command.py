@@ -14,7 +14,7 @@ from fleet.plan import FleetPlan, bounded
 from fleet.toml.plan_file import read_fleet
 from fleet.up.planning import FLEET_KEY, KEY, Settings, check_alone, complete, one_model, with_kv_secrets
 from replica.model.locate import DEMO, SMOLLM2
-from replica.settings.native_model import check_installed
+from replica.settings.configure import check_installed
 from replica.settings.options import MODEL
 from router.config import Policy
 

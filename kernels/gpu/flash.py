@@ -1,6 +1,6 @@
-"""FlashAttention from other projects: version 3 with vLLM's extensions, and torch's version 2.
+"""FlashAttention 3 with vLLM's extensions, which reads tables as they are here.
 
-Both read tables as they are here. vLLM's operator is called itself: its Python wrapper imports all of vLLM.
+vLLM's operator is called itself: its Python wrapper imports all of vLLM.
 """
 
 import inspect
@@ -18,7 +18,6 @@ from kernels.tables import TableStep
 LIBRARY = "_vllm_fa3_C"
 HOPPER = 9  # compute capability
 TYPES = (torch.bfloat16, torch.float16)
-VARLEN_BLOCK = 256
 HEAD_STEP, LARGEST_HEAD = 8, 256
 # From this size on, version 3 may read blocks as whole tiles: what lies behind a sequence's end in its last block then
 # counts, and one that is not a number spoils the result.
@@ -114,47 +113,14 @@ def _operator() -> Any:
 
 
 def _check_flash3(shape: KvShape) -> None:
-    _check_shape("FlashAttention 3", shape)
+    if shape.dtype not in TYPES:
+        raise RuntimeError(f"FlashAttention 3 computes {' and '.join(map(str, TYPES))}, not {shape.dtype}")
+    if shape.head_dim % HEAD_STEP or shape.head_dim > LARGEST_HEAD:
+        raise RuntimeError(
+            f"FlashAttention 3 wants heads of a multiple of {HEAD_STEP}, up to {LARGEST_HEAD}, not of {shape.head_dim}"
+        )
     if shape.block_size >= WHOLE_TILES:
         raise RuntimeError(f"FlashAttention 3 wants a block size below {WHOLE_TILES}, not {shape.block_size}")
     major, minor = torch.cuda.get_device_capability()
     if major != HOPPER:
         raise RuntimeError(f"FlashAttention 3 needs compute capability {HOPPER}.x; this device has {major}.{minor}")
-
-
-def _check_shape(name: str, shape: KvShape) -> None:
-    if shape.dtype not in TYPES:
-        raise RuntimeError(f"{name} computes {' and '.join(map(str, TYPES))}, not {shape.dtype}")
-    if shape.head_dim % HEAD_STEP or shape.head_dim > LARGEST_HEAD:
-        raise RuntimeError(
-            f"{name} wants heads of a multiple of {HEAD_STEP}, up to {LARGEST_HEAD}, not of {shape.head_dim}"
-        )
-
-
-class VarlenAttention(Attention[TableStep]):
-    """torch's own attention over variable lengths, from 2.12 on."""
-
-    name = "varlen"
-
-    def __init__(self, function: Any) -> None:
-        self._function = function
-
-    def attend(self, queries: Tensor, cache: LayerCache, step: TableStep) -> Tensor:
-        result: Tensor = self._function(
-            *(queries, *cache, step.starts, None, max(1, step.longest_prefill), step.longest),
-            window_size=(-1, 0),  # causal
-            enable_gqa=True,
-            seqused_k=step.lengths,
-            block_table=step.tables,
-        )
-        return result
-
-
-def varlen(shape: KvShape) -> VarlenAttention:
-    _check_shape("varlen_attn", shape)
-    if shape.block_size % VARLEN_BLOCK:
-        raise RuntimeError(f"varlen_attn wants a block size that {VARLEN_BLOCK} divides, not {shape.block_size}")
-    function = import_module("torch.nn.attention.varlen").varlen_attn
-    if "block_table" not in inspect.signature(function).parameters:
-        raise RuntimeError(f"varlen_attn of torch {torch.__version__} takes no block_table; use 2.12 or newer")
-    return VarlenAttention(function)

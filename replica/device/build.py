@@ -16,9 +16,8 @@ from replica.cache.chain import Chain
 from replica.config import EngineConfig
 from replica.device.accelerator import Accelerator, Memory, Uploads
 from replica.device.memory import DeviceMemory
-from replica.device.runner import DeviceRunner
+from replica.device.runner import DeviceRunner, Draw
 from replica.device.sizes import Limits, Size, decode_sizes, mixed_sizes
-from replica.device.steps import Draw, Steps
 from replica.lora.slots import ANY
 from replica.messages import Sampling
 from replica.model.config import ModelConfig, read_config
@@ -51,8 +50,10 @@ class Loaded(NamedTuple):
     def runner(self, blocks: int, config: EngineConfig, accelerator: Accelerator) -> DeviceRunner:
         """Take memory for so many blocks, and one more for padding."""
         kv = new_caches(self.model, blocks + 1, config.block_size)
-        steps = Steps(self.model, self.attention, self.draw, layers_of(kv), limits_of(config), accelerator)
-        return DeviceRunner(steps, DeviceMemory(kv, accelerator))
+        memory = DeviceMemory(kv, accelerator)
+        return DeviceRunner(
+            self.model, self.attention, self.draw, layers_of(kv), limits_of(config), accelerator, memory
+        )
 
 
 def build_with(config: EngineConfig, accelerator: Accelerator) -> DeviceRunner:
@@ -72,7 +73,7 @@ def build_with(config: EngineConfig, accelerator: Accelerator) -> DeviceRunner:
         before, after, config.gpu_memory_utilization, needs, config.block_size, bytes_per_token
     )
     runner = loaded.runner(blocks, config, accelerator)
-    runner.steps.rehearse_copy()
+    runner.rehearse_copy()
     capture_all(runner, sizes)
     log.info(
         "%s: %s, %.1f M parameters, %s, on %s, attention %s, the rest %s, %.2f GB of KV, %.2f GB for a step, %d graphs",

@@ -41,6 +41,7 @@ from replica.runners.runner import Finish, Runner
 from replica.tiers.mover import Mover
 from replica.tiers.transfers import Judgement
 
+TENANT_SHARE = 0.5  # of what may be retained, for one cache salt
 MAX_TOKENS_PER_S = 1e8  # a status has no faster ones
 
 
@@ -73,7 +74,7 @@ class Engine:
             host_slots=config.host_blocks if mover is not None else 0,
             disk_slots=config.disk_blocks if mover is not None else 0,
             retained_blocks=int(config.num_blocks * config.retained_share),
-            retained_per_tenant=int(config.num_blocks * config.retained_share * config.retained_tenant_share),
+            retained_per_tenant=int(config.num_blocks * config.retained_share * TENANT_SHARE),
         )
         self.pool.expire(clock.now_s())
         if mover is not None and self.pool.lower is not None:

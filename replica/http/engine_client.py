@@ -192,7 +192,13 @@ class EngineClient:
                 raise OSError(
                     f"cannot bind {endpoint}: {error.strerror}; set TMPDIR to a short path that can be written"
                 ) from error
-            process = await _start_process([*(command or engine_command()), endpoint, str(os.getpid())], config)
+            command = [*(command or engine_command()), endpoint, str(os.getpid())]
+            # A file, as writing to a pipe can fail: a child that dies at once is what `_watch` is there for.
+            with tempfile.TemporaryFile() as given:
+                given.write(msgspec.msgpack.encode(config))
+                given.seek(0)
+                # A session of its own: Ctrl-C in a terminal is for the HTTP process, which drains.
+                process = await asyncio.create_subprocess_exec(*command, stdin=given, start_new_session=True)
         except BaseException:
             context.destroy()
             folder.close()
@@ -374,12 +380,3 @@ class EngineClient:
 
 def engine_command() -> list[str]:
     return module("replica.process")
-
-
-async def _start_process(command: Sequence[str], config: EngineConfig) -> asyncio.subprocess.Process:
-    # A file, as writing to a pipe can fail: a child that dies at once is what `_watch` is there for.
-    with tempfile.TemporaryFile() as given:
-        given.write(msgspec.msgpack.encode(config))
-        given.seek(0)
-        # A session of its own: Ctrl-C in a terminal is for the HTTP process, which drains.
-        return await asyncio.create_subprocess_exec(*command, stdin=given, start_new_session=True)

@@ -18,7 +18,6 @@ from api.parsing.answer import named_function
 from api.parsing.parsed import AnswerParser, Parsed, merged
 from api.tokens.detokenize import Detokenizer
 from api.tokens.tokenizer import Tokenizer
-from replica.http.echo import echoed_logprobs, echoed_text, joined
 from replica.http.generation import Choice, Delta
 from replica.http.work import Work
 from replica.messages import TokenLogprobs
@@ -289,15 +288,22 @@ class WholeCompletion(WholeForm):
             return
         for index, told in self._told.items():
             detokenizer = Detokenizer(self.tokenizer, request.skip_special_tokens)
-            self._echoed[index] = yield from echoed_logprobs(
-                self.tokenizer, self.work.prompts[index], told, request.logprobs, detokenizer, self.pause_every
-            )
+            first, *token_ids = self.work.prompts[index]
+            self._echoed[index] = echoed = responses.CompletionLogprobs([], [], [], [])
+            responses.add_first_token(echoed, self.tokenizer, first)
+            text_offset = len(detokenizer.feed((first,)))
+            for count, (token_id, of_token) in enumerate(zip(token_ids, told, strict=True), start=1):
+                chosen = token_id, of_token.logprob, of_token.top[: request.logprobs]
+                responses.add_logprob(echoed, self.tokenizer, chosen, text_offset)
+                text_offset += len(detokenizer.feed((token_id,)))
+                if count % self.pause_every == 0:
+                    yield
 
     def _choice(self, choice: Choice, index: int) -> responses.CompletionChoice:
         said = self.joined(choice.index)
         echo, logprobs = echo_of(self, choice.index), self.logprobs(said)
         if (echoed := self._echoed.get(choice.index // self.request.candidates)) is not None:
-            logprobs = joined(echoed, logprobs, len(echo))
+            logprobs = after_prompt(echoed, logprobs, len(echo))
         return responses.CompletionChoice(
             index=index,
             text=echo + said.text,
@@ -349,9 +355,23 @@ def echo_of(form: Form, index: int) -> str:
     if not isinstance(request, CompletionRequest) or not request.echo:
         return ""
     given = request.prompts[index // request.candidates]
-    return echoed_text(form.tokenizer, given, request.skip_special_tokens)
+    if isinstance(given, str):  # as the client wrote it
+        return given
+    return form.tokenizer.decode(given, skip_special_tokens=request.skip_special_tokens)
 
 
 def finish_reason(delta: Delta) -> responses.FinishReason:
     """There is no "abort" here: a client that is gone is told nothing."""
     return cast(responses.FinishReason, delta.finish_reason)
+
+
+def after_prompt(
+    echoed: responses.CompletionLogprobs, generated: responses.CompletionLogprobs, echoed_characters: int
+) -> responses.CompletionLogprobs:
+    """The prompt's log probabilities, followed by those of what was generated."""
+    return responses.CompletionLogprobs(
+        [*echoed.text_offset, *(echoed_characters + offset for offset in generated.text_offset)],
+        [*echoed.token_logprobs, *generated.token_logprobs],
+        [*echoed.tokens, *generated.tokens],
+        [*echoed.top_logprobs, *generated.top_logprobs],
+    )

@@ -110,7 +110,23 @@ def _places(folder: Path, opened: Callable[[Path], Any]) -> Iterator[tuple[str, 
     elif single.is_symlink():
         raise ValueError(f"{single} is a link to {single.readlink()}, which is not there; get the weights again")
     elif index.is_file():
-        yield from _indexed(index)
+        try:
+            names = read_object(index)["weight_map"]
+            places = {str(name): str(shard) for name, shard in names.items()}
+        except (ValueError, KeyError, AttributeError) as error:
+            raise ValueError(f"{index} is not the index of a checkpoint: {error!r}; get the file again") from error
+        for shard in sorted(set(places.values())):
+            if Path(shard).name != shard or shard in ("", ".."):
+                raise ValueError(f"{index} names the shard {shard!r}; shards must lie beside it")
+            file = index.parent / shard
+            if not file.is_file():
+                raise ValueError(f"{file} is missing, which {index.name} names; download the rest of the checkpoint")
+            held = set(_opened(file).keys())
+            if lost := sorted(name for name, its in places.items() if its == shard and name not in held):
+                raise ValueError(
+                    f"{file} has no tensor {lost[0]!r}, which {index.name} says it has; get both files again"
+                )
+        yield from ((name, index.parent / shard) for name, shard in places.items())
     else:
         advice = "download the weights too"
         if any(folder.glob("*.bin")) or any(folder.glob("*.pth")):
@@ -120,24 +136,6 @@ def _places(folder: Path, opened: Callable[[Path], Any]) -> Iterator[tuple[str, 
         elif others := sorted(file.name for file in folder.glob("*.gguf")):
             advice = f"name the file {others[0]} itself"
         raise ValueError(f"{folder} has no {SINGLE_FILE}, {INDEX_FILE} or {GGUF_FILE}; {advice}")
-
-
-def _indexed(index: Path) -> Iterator[tuple[str, Path]]:
-    try:
-        names = read_object(index)["weight_map"]
-        places = {str(name): str(shard) for name, shard in names.items()}
-    except (ValueError, KeyError, AttributeError) as error:
-        raise ValueError(f"{index} is not the index of a checkpoint: {error!r}; get the file again") from error
-    for shard in sorted(set(places.values())):
-        if Path(shard).name != shard or shard in ("", ".."):
-            raise ValueError(f"{index} names the shard {shard!r}; shards must lie beside it")
-        file = index.parent / shard
-        if not file.is_file():
-            raise ValueError(f"{file} is missing, which {index.name} names; download the rest of the checkpoint")
-        held = set(_opened(file).keys())
-        if lost := sorted(name for name, its in places.items() if its == shard and name not in held):
-            raise ValueError(f"{file} has no tensor {lost[0]!r}, which {index.name} says it has; get both files again")
-    yield from ((name, index.parent / shard) for name, shard in places.items())
 
 
 def _opened(file: Path) -> Any:

@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from replica.cache.block_pool import BlockPool
 from replica.cache.chain import Chain
@@ -27,17 +27,8 @@ class Held(NamedTuple):
     reason: str = ""
 
 
-class BlockSource(Protocol):
-    """Finds and holds blocks; called by the threads of a server."""
-
-    def hold(self, chain: Chain, start: int, stop: int, wait_s: float) -> Held:
-        """Hold the chain's blocks from `start` to `stop`, as many as there are. Pass the result to `give_back`."""
-
-    def give_back(self, held: Held) -> None: ...
-
-
 class Holds:
-    """A BlockSource. The engine's thread polls `descriptor` and calls `serve` between its steps."""
+    """The engine's thread polls `descriptor` and calls `serve` between its steps."""
 
     def __init__(self, pool: BlockPool, share: float = SHARE) -> None:
         self._pool = pool
@@ -56,6 +47,7 @@ class Holds:
     # ---- any thread
 
     def hold(self, chain: Chain, start: int, stop: int, wait_s: float) -> Held:
+        """Hold the chain's blocks from `start` to `stop`, as many as there are. Pass the result to `give_back`."""
         answer: Future[Held] = Future()
 
         def look() -> None:

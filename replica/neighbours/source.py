@@ -22,7 +22,7 @@ from xxhash import xxh3_128_digest
 from events.blocks import TOKEN_BYTES
 from replica.cache.chain import Chain
 from replica.neighbours.connection import STALL_S, Connection, Counts, Patience, host_and_port
-from replica.neighbours.holds import BlockSource
+from replica.neighbours.holds import Holds
 from replica.neighbours.messages import LEASE_S, MAX_READ_BYTES, Block, Lost, Offer, Read, Welcome, decode_read
 from replica.neighbours.sealed import REPLY_BYTES, Challenge, NotProven
 
@@ -54,7 +54,7 @@ class SourceConfig(Struct, frozen=True, kw_only=True):
 
 
 class StoredBlocks(Protocol):
-    """The bytes of blocks that a BlockSource holds; any thread may read them."""
+    """The bytes of blocks that are held; any thread may read them."""
 
     @property
     def block_bytes(self) -> int: ...
@@ -70,7 +70,7 @@ class Source:
         self,
         config: SourceConfig,
         endpoint: str,
-        blocks: BlockSource,
+        blocks: Holds,
         memory: StoredBlocks,
     ) -> None:
         self.counts = Counts()

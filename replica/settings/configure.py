@@ -1,8 +1,9 @@
 """The configuration that the settings make together, or one line that says why they cannot."""
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import msgspec
@@ -11,18 +12,20 @@ from click.core import ParameterSource
 from api.http.bodies import check_limits
 from api.model_files import read_model_file
 from api.openai.requests import LONGEST_NAME
+from api.openai.sampling import sampling_defaults
 from api.process.options import nested_fields
 from api.process.settings import LARGEST, Unusable
-from api.tokens.tokenizer import load_tokenizer
+from api.tokens.tokenizer import eos_token_ids, load_tokenizer
 from replica.config import AnswerRule, LoraModule, ReplicaConfig
-from replica.model.locate import short_name
+from replica.model.config import ModelConfig, read_config
+from replica.model.locate import SMOLLM2, locate, short_name
 from replica.model.sizing import GIGABYTE, blocks_in
 from replica.neighbours.connection import host_and_port
-from replica.settings.native_model import NativeModel, check_installed, find_model
-from replica.settings.options import ALL, NATIVE_MAX_STEP_S, TABLE
+from replica.settings.options import ALL, AUTO, NATIVE_MAX_STEP_S, TABLE
 from replica.settings.sizes import HOST_SHARE, free_bytes
 
 SHORTEST_SECRET = 16
+NEEDED = ("torch", "safetensors")
 MAX_ANSWERS_BYTES = 1024 * 1024
 ONLY_FOR = {
     "kv_bytes_per_token": "simulated",
@@ -31,6 +34,50 @@ ONLY_FOR = {
     "lora_dir": "native",
     "lora_modules": "native",
 }
+
+
+class NativeModel(NamedTuple):
+    folder: Path
+    config: ModelConfig
+    dtype: str
+    max_model_len: int
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return self.config.kv_bytes_per_token(self.dtype)
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return eos_token_ids(self.folder)
+
+
+def find_model(name: str, dtype: str, max_model_len: int | None) -> NativeModel:
+    """May download it, or make the demo. ValueError, OSError: it cannot be had, or not be computed like that."""
+    if name == SMOLLM2:
+        from replica.fetching.fetch import smollm2_folder
+
+        folder: Path | None = smollm2_folder()
+    else:
+        folder = locate(name)
+    if folder is None:
+        raise ValueError(
+            f"{name!r} is not a model; give smollm2, demo, a folder with its files, or ORG/NAME to download"
+        )
+    config = read_config(folder)
+    sampling_defaults(folder)  # the server reads them again
+    longest = config.max_position_embeddings
+    if max_model_len is not None and max_model_len > longest:
+        raise ValueError(
+            f"{name} has {longest} positions, so --max-model-len {max_model_len} is too long; give {longest} or less"
+        )
+    return NativeModel(folder, config, config.dtype if dtype == AUTO else dtype, max_model_len or longest)
+
+
+def check_installed() -> None:
+    """Before anything is downloaded; and here it is in sight of the dispatcher, which names the extra to install."""
+    for module in NEEDED:
+        if find_spec(module) is None:
+            raise ModuleNotFoundError(f"the native engine needs {module}", name=module)
 
 
 def config_from(ctx: click.Context) -> ReplicaConfig:

@@ -30,9 +30,11 @@ from api.process.settings import (
 from kernels.backends import NAMES as ATTENTION
 from replica.config import EngineConfig, ReplicaConfig
 from replica.model.sizing import CPU_KV_CACHE_GB
-from replica.settings.native_model import AUTO, DEVICES, DTYPES
 from replica.settings.sizes import HOST_SHARE
 
+AUTO = "auto"  # the type that the model's own configuration names
+DEVICES = (AUTO, "cpu", "cuda")
+DTYPES = (AUTO, "float32", "bfloat16", "float16")
 NATIVE_MAX_STEP_S = 0.5  # a replica says nothing for so long, and a router takes a second without a word for silence
 
 
@@ -230,13 +232,6 @@ SETTINGS: dict[str, list[Setting]] = {
             "The most of the cache that clients may keep by cache_control, to be given up last; 0: none.",
             flag=False,
         ),
-        engine(
-            "retained_tenant_share",
-            FiniteRange(0, 1, min_open=True),
-            "FRACTION",
-            "The most of retained_share for one tenant: the first 32 characters of a cache salt, or all without.",
-            flag=False,
-        ),
         engine("enable_prefix_caching", click.BOOL, "", "Skip the prefill of cached prefixes."),
         engine(
             "partial_reuse",
@@ -363,9 +358,6 @@ SETTINGS: dict[str, list[Setting]] = {
     "Log": [
         engine(
             "log_level", click.Choice(["debug", "info", "warning", "error"]), "LEVEL", "debug, info, warning or error."
-        ),
-        engine(
-            "log_interval", ABOVE_0, "SECONDS", "Log usage and hit rate this often.", field="log_interval_s", flag=False
         ),
     ],
 }

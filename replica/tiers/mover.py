@@ -233,13 +233,15 @@ class ThreadedMover(Mover):
         saved_by = {place: saving[number // TOGETHER] for number, save in enumerate(saves) for place in save}
         together = list(self._together(transfer.loads))
         loading = [self._loader.submit(self._load_after, saved_by, loads) for loads in together]
-        spent = Spent(self.speeds)
+        since_s = monotonic()
         try:
             for loads, part in zip(together, loading, strict=True):
                 came = part.result()
                 transfer.came += came
                 if came:
-                    spent.on(loads[0].medium, came)
+                    now_s = monotonic()
+                    self.speeds.add(loads[0].medium, came, now_s - since_s)
+                    since_s = now_s
                 if came < len(loads):
                     transfer.lost.append(loads[came].slot)
                     break
@@ -248,7 +250,6 @@ class ThreadedMover(Mover):
                 part.cancel()
             wait(loading)
             wait(saving)
-            spent.tell()
         for done in saving:
             done.result()
 
@@ -326,26 +327,6 @@ class ThreadedMover(Mover):
             log.exception("a block could not be written")
         finally:
             self._written.append(Written(write, done))
-
-
-class Spent:
-    """The time that the loads of one transfer take, by medium."""
-
-    def __init__(self, speeds: LoadSpeeds) -> None:
-        self._speeds = speeds
-        self._since_s = monotonic()
-        self._blocks: dict[str, int] = {}
-        self._seconds: dict[str, float] = {}
-
-    def on(self, medium: str, blocks: int) -> None:
-        now_s = monotonic()
-        self._blocks[medium] = self._blocks.get(medium, 0) + blocks
-        self._seconds[medium] = self._seconds.get(medium, 0.0) + now_s - self._since_s
-        self._since_s = now_s
-
-    def tell(self) -> None:
-        for medium, blocks in self._blocks.items():
-            self._speeds.add(medium, blocks, self._seconds[medium])
 
 
 def _drained(queue: "deque[Item]") -> "list[Item]":

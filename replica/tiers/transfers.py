@@ -70,19 +70,16 @@ class Transfers:
             lower.hold(slots)
         found = Found(slots)
         if request.sources:
-            found = Found(slots, *self._neighbour(request, len(match.blocks) + len(slots)))
+            # Ask the neighbour that should have most of the prompt, if it has enough more.
+            size, full = self._pool.block_size, (len(request.chain) - 1) // self._pool.block_size
+            source = max(request.sources, key=lambda one: one.tokens)
+            stop = min(source.tokens // size, full)
+            is_more = stop - len(match.blocks) - len(slots) >= LEAST_PULLED_BLOCKS
+            if is_more and self._pool.caching and self._judgement.pays_off(PULLED):
+                found = Found(slots, source.endpoint, stop)
         if found:
             self.taken()  # earlier saves are not the business of this request's transfer
         return found
-
-    def _neighbour(self, request: Request, here: int) -> tuple[str, int]:
-        """The neighbour that should have most of the prompt, and how many blocks; empty: none has enough more."""
-        size, full = self._pool.block_size, (len(request.chain) - 1) // self._pool.block_size
-        source = max(request.sources, key=lambda one: one.tokens)
-        stop = min(source.tokens // size, full)
-        if stop - here < LEAST_PULLED_BLOCKS or not self._pool.caching or not self._judgement.pays_off(PULLED):
-            return "", 0
-        return source.endpoint, stop
 
     def abandon(self, found: Found) -> None:
         """There was no room: end the holds."""

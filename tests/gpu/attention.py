@@ -18,7 +18,6 @@ from tests.gpu.timing import seconds
 
 TITLE = "kernels in bf16: attention of 32 heads, 8 KV heads of 128"
 HEADS, KV_HEADS, HEAD_DIM, BLOCK = 32, 8, 128, 16
-FLASH_BLOCK = 256  # torch's own wants such blocks
 BATCHES, CONTEXTS = (1, 8, 32, 128), (512, 2048, 8192)
 UNEVEN = {"127 x 1,024 and 1 x 32,768": [1024] * 127 + [32_768], "31 x 512 and 1 x 65,536": [512] * 31 + [65_536]}
 MAX_TIMES = 1.3  # what reading the uneven ones takes at copy speed
@@ -84,24 +83,15 @@ class Memory:
 def run(place: Place, table: Table) -> None:
     most = measured(place)
     batches, contexts = place.size((BATCHES, CONTEXTS), ((1, 3), (40, 70)))
-    for block_size in (BLOCK, FLASH_BLOCK):
-        memory = Memory(place, max(batches) * max(contexts), block_size)
-        loaded, passed = backends(place, KvShape(torch.bfloat16, block_size, HEAD_DIM))
-        for name, reason in passed.items():
-            table.note(f"{name}, blocks of {block_size}", f"not here: {reason}")
-        for attention in loaded:
-            if is_measured(attention.name, block_size) or place.quick:
-                decodes(place, table, attention, memory, most)
-                uneven(place, table, attention, memory, most)
-                prefills(place, table, attention, memory, most)
-        del memory
+    memory = Memory(place, max(batches) * max(contexts), BLOCK)
+    for attention in backends(place, KvShape(torch.bfloat16, BLOCK, HEAD_DIM))[0]:
+        if attention.name != "torch" or place.quick:  # the last resort would only take time
+            decodes(place, table, attention, memory, most)
+            uneven(place, table, attention, memory, most)
+            prefills(place, table, attention, memory, most)
+    del memory
     pointwise(place, table, most)
     draws(place, table, most)
-
-
-def is_measured(name: str, block_size: int) -> bool:
-    """The last resort would only take time; and larger blocks are for who can do with no other."""
-    return name != "torch" and (block_size == BLOCK) != (name == "varlen")
 
 
 # ---- attention

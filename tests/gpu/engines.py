@@ -15,7 +15,6 @@ from replica.device.accelerator import Accelerator
 from replica.device.build import capture_all, layers_of, new_caches, sizes_of
 from replica.device.runner import DeviceRunner
 from replica.device.sizes import Limits
-from replica.device.steps import Steps
 from replica.engine.engine import Engine
 from replica.messages import Output, Sampling, Submit
 from replica.model.config import ModelConfig, parse_config
@@ -90,7 +89,7 @@ def made(place: Place, shape: dict[str, Any], longest: int, accelerator: Acceler
 
 
 def runner_of(of: Made, caches: list[Any], limits: Limits, *, graphs: bool = True) -> DeviceRunner:
-    runner = DeviceRunner(Steps(of.model, of.kernels.attention, of.kernels.draw, caches, limits, of.accelerator))
+    runner = DeviceRunner(of.model, of.kernels.attention, of.kernels.draw, caches, limits, of.accelerator)
     if graphs:
         capture_all(runner, sizes_of(limits, of.model.config))
     return runner

@@ -19,6 +19,7 @@ KIT = ROOT / "build" / "gpu-kit"
 PYTHON = "3.12"
 # A machine for models has these, in versions that fit each other; a second copy of one could break the others.
 EXPECTED = {"huggingface-hub", "numpy", "safetensors", "tokenizers", "torch"}
+TESTED_BY = ("pytest>", "pytest-timeout>", "pytest-xdist>")
 LARGEST_GLIBC = 39  # 2.39: wheels for a newer one might not run there
 Version = tuple[int, ...]
 
@@ -36,9 +37,11 @@ class Wanted(NamedTuple):
 
 
 def wanted(project: Path = ROOT / "pyproject.toml") -> list[Wanted]:
-    """Requirements of a replica."""
+    """Requirements of a replica, and those of the tests of kernels."""
     fields = tomllib.loads(project.read_text())["project"]
-    return [_wanted(line) for line in (*fields["dependencies"], *fields["optional-dependencies"]["replica"])]
+    extras = fields["optional-dependencies"]
+    tests = (line for line in extras.get("dev", ()) if line.startswith(TESTED_BY))
+    return [_wanted(line) for line in (*fields["dependencies"], *extras["replica"], *tests)]
 
 
 def _wanted(line: str) -> Wanted:

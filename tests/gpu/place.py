@@ -11,7 +11,7 @@ from kernels.paged import Attention, KvShape
 from kernels.pointwise import Pointwise
 from replica.device.accelerator import Accelerator
 from replica.device.build import kernels_for
-from replica.device.steps import Draw
+from replica.device.runner import Draw
 
 T = TypeVar("T")
 

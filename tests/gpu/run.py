@@ -40,12 +40,10 @@ PARTS = (
     Part("ceilings", 5, 30),
     Part("attention", 25, 70),
     Part("throughput", 60, 120),
-    Part("ttft", 20, 60),
-    Part("host", 20, 90),
+    Part("host", 30, 120),
     Part("steps", 20, 60),
     Part("adapters", 25, 90),
     Part("serving", 40, 150),
-    Part("fleet", 35, 100),
 )
 NAMES = tuple(part.name for part in PARTS)
 HEADER_S = 60.0

@@ -81,37 +81,28 @@ def check(place: Place, table: Table, name: str, model: str, folder: Path) -> No
 
 
 @contextmanager
-def replica(place: Place, model: str, log: Path, *more: str) -> Iterator[Served]:
-    arguments = ["replica", "--model", model, "--device", place.device.type, "--events-port", "0", *more]
-    arguments += ["--served-model-name", "model", *place.size([], ["--max-num-seqs", "8"])]
-    with started(log, *arguments) as process:
-        yield ready(process, log)
-
-
-@contextmanager
-def started(log: Path, *arguments: str) -> Iterator["subprocess.Popen[bytes]"]:
-    """One of our servers, on any port."""
-    command = [sys.executable, "-m", "fleet", *arguments, "--port", "0", "--set=die_with_parent=true"]
+def replica(place: Place, model: str, log: Path) -> Iterator[Served]:
+    command = [sys.executable, "-m", "fleet", "replica", "--model", model, "--device", place.device.type]
+    command += ["--events-port", "0", "--port", "0", "--set=die_with_parent=true", "--served-model-name", "model"]
+    command += place.size([], ["--max-num-seqs", "8"])
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
     with open(log, "wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, cwd=ROOT, env=environment)
     try:
-        yield process
+        yield ready(process, log)
     finally:
         process.kill()
         process.wait()
 
 
-def ready(process: "subprocess.Popen[bytes]", log: Path, start: str = "ready on ") -> Served:
-    """`start`: the beginning of the line that says where it listens."""
-
+def ready(process: "subprocess.Popen[bytes]", log: Path) -> Served:
     def said() -> str:
-        lines = [line for line in log.read_text(errors="replace").splitlines() if line.startswith(start)]
+        lines = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("ready on ")]
         if not lines and process.poll() is not None:
             raise RuntimeError(f"it ended with status {process.returncode}: {log.read_text(errors='replace')[-2000:]}")
         return lines[0] if lines else ""
 
-    line = eventually(said, READY_S, f"the server is ready; {log} says why not")
+    line = eventually(said, READY_S, f"the replica is ready; {log} says why not")
     port = int(line.split(",")[0].rpartition(":")[2])
     served = Served(process, port, line.rpartition("events ")[2], line)
     eventually(lambda: asked(served, "GET", "/ready").status == 200, READY_S, f"/ready says 200; {log} says why not")
@@ -133,7 +124,6 @@ def eventually(condition: Callable[[], Any], limit_s: float, what: str) -> Any:
 class Answer(NamedTuple):
     status: int
     body: bytes
-    replica: str  # as a router says
 
 
 def asked(served: Served, method: str, path: str, body: Any = None) -> Answer:
@@ -141,7 +131,7 @@ def asked(served: Served, method: str, path: str, body: Any = None) -> Answer:
     try:
         connection.request(method, path, None if body is None else json.dumps(body))
         answer = connection.getresponse()
-        return Answer(answer.status, answer.read(), answer.headers.get("x-warmroute-replica", ""))
+        return Answer(answer.status, answer.read())
     finally:
         connection.close()
 
@@ -164,14 +154,14 @@ def answers(table: Table, name: str, served: Served) -> None:
 
 
 def whole(served: Served, path: str, body: dict[str, Any]) -> Any:
-    status, answer, _ = asked(served, "POST", path, body)
+    status, answer = asked(served, "POST", path, body)
     if status != 200:
         raise RuntimeError(f"{path} says {status}: {answer[:500]!r}")
     return json.loads(answer)
 
 
 def streamed(served: Served, path: str, body: dict[str, Any], text_of: Callable[[Any], str]) -> str:
-    status, answer, _ = asked(served, "POST", path, body | {"stream": True})
+    status, answer = asked(served, "POST", path, body | {"stream": True})
     events_said = [line.removeprefix("data: ") for line in answer.decode().splitlines() if line.startswith("data: ")]
     if status != 200 or events_said[-1:] != ["[DONE]"]:
         raise RuntimeError(f"{path} streams {status}: {answer[-500:]!r}")

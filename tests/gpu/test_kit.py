@@ -3,13 +3,12 @@
 import os
 import sys
 import zipfile
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from tests.gpu import kit
-from tests.gpu.kit import Wanted, installed, numbers, provide, unpack, wanted
+from tests.gpu.kit import Wanted, installed, provide, unpack, wanted
 
 NOBODY = "nobody_has_this"
 
@@ -36,20 +35,6 @@ def test_a_replica_wants_what_the_project_names() -> None:
     assert Wanted(NOBODY, (1,)).is_missing and Wanted("click", (10**6,)).is_missing
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"), [("2.11.0+cu130", (2, 11, 0)), ("27", (27,)), ("1.0rc1", (1, 0)), ("x", ())]
-)
-def test_versions_are_compared_by_their_numbers(text: str, expected: tuple[int, ...]) -> None:
-    assert numbers(text) == expected
-
-
-def test_a_range_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    project = tmp_path / "pyproject.toml"
-    project.write_text('[project]\ndependencies = ["click~=8"]\noptional-dependencies = {replica = []}\n')
-    with pytest.raises(ValueError, match=r"'click~=8'; write NAME>=VERSION"):
-        wanted(project)
-
-
 def test_only_what_is_missing_or_older_is_unpacked(tmp_path: Path) -> None:
     wheel(tmp_path / "kit", NOBODY, "1.0", f"{NOBODY}.py")
     wheel(tmp_path / "kit", "click", "1.0", "click/older.py")
@@ -74,15 +59,6 @@ def test_what_was_missing_can_be_imported_by_this_process_and_its_children(
     assert provide(tmp_path / "out", tmp_path / "kit") == f"{NOBODY} 1.0"
     assert installed(NOBODY) == (1, 0) and sys.path[0] == str(tmp_path / "out")
     assert os.environ["PYTHONPATH"].split(os.pathsep) == [str(tmp_path / "out"), str(kit.ROOT)]
-
-
-def test_a_checkout_that_is_not_installed_has_a_version(tmp_path: Path) -> None:
-    project = tmp_path / "pyproject.toml"
-    project.write_text(f'[project]\nname = "{NOBODY}"\nversion = "1.2.3"\n')
-    for _ in range(2):
-        kit.introduce(tmp_path / "out", project)
-        kit.use(tmp_path / "out")
-    assert version(NOBODY) == "1.2.3"
 
 
 @pytest.mark.parametrize("there", [True, False])

@@ -57,7 +57,7 @@ def test_all_of_it_runs_to_the_end_without_a_gpu(tmp_path: Path) -> None:
     assert ran.status == 0 and ran.results["failed"] is False, ran.said
     assert all(len(one["rows"]) > 1 and one["seconds"] < 200 for one in sections)
     rows = [row for one in sections for row in one["rows"]]
-    assert all(row["met"] for row in rows if row["must"]) and sum(row["must"] for row in rows) > 40
+    assert all(row["met"] for row in rows if row["must"]) and sum(row["must"] for row in rows) > 20
     assert not any(row["met"] is False for row in rows), "a CPU's figures were compared with a GPU's targets"
     assert ran.markdown.count("| measured | target |") == len(NAMES) and "(not met)" not in ran.markdown
     assert "device CPU" in ran.markdown and {"torch", "date", "Python"} <= ran.results["header"].keys()
@@ -66,13 +66,13 @@ def test_all_of_it_runs_to_the_end_without_a_gpu(tmp_path: Path) -> None:
 @pytest.mark.timeout(120)
 @pytest.mark.grid
 def test_wrong_kernels_fail_and_the_next_section_continues(tmp_path: Path) -> None:
-    ran = run(tmp_path, *QUICK, "--only", "kernels", "--only", "ceilings", script=("-c", WRONG))
-    failed = {row["what"] for row in ran.section("kernels")["rows"] if row["must"] and not row["met"]}
+    ran = run(tmp_path, *QUICK, "--only", "golden", "--only", "attention", script=("-c", WRONG))
+    failed = {row["what"] for row in ran.section("golden")["rows"] if row["must"] and not row["met"]}
     assert ran.status == 1 and ran.results["failed"] is True
-    assert "attention torch, float32, decode" in failed and "attention torch, float32, prefill" not in failed
-    assert "cases that could not be computed" in failed and "died with status -9" in ran.section("kernels")["error"]
-    assert ran.section("kernels")["status"] == "failed" and ran.section("ceilings")["status"] == "passed"
-    assert "**FAILED**" in ran.markdown and "kernels: failed: " in ran.markdown
+    assert "qwen3, float32: as it is" in failed and "qwen3, float32: CPU and transformers" not in failed
+    assert "died with status -9" in ran.section("attention")["error"]
+    assert [ran.section(name)["status"] for name in ("golden", "attention")] == ["failed", "failed"]
+    assert "**FAILED**" in ran.markdown and "golden: failed" in ran.markdown
 
 
 @pytest.mark.timeout(120)

@@ -1,6 +1,6 @@
 """FlashAttention's own interfaces, on a CPU: what others build, as far as it is called here."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -72,30 +72,6 @@ def _fwd(given: dict[str, Any]) -> Tensor:
     tables = (given["page_table"], given["seqused_k"], starts, given["max_seqlen_k"])
     rows = queries.flatten(0, -3)
     return _attended(rows, given["k"], given["v"], *tables).view_as(queries)
-
-
-def varlen_attn(calls: list[str]) -> Callable[..., Tensor]:
-    """torch's."""
-
-    def function(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        cu_seq_q: Tensor,
-        cu_seq_k: Tensor | None,
-        max_q: int,
-        max_k: int,
-        *,
-        window_size: tuple[int, int],
-        enable_gqa: bool,
-        seqused_k: Tensor,
-        block_table: Tensor,
-    ) -> Tensor:
-        assert cu_seq_k is None and window_size == (-1, 0) and enable_gqa and max_q >= cu_seq_q.diff().max()
-        calls.append("varlen_attn")
-        return _attended(query, key, value, block_table, seqused_k, cu_seq_q, max_k)
-
-    return function
 
 
 def _attended(

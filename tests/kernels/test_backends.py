@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,7 +47,7 @@ def test_what_cannot_be_loaded_is_passed_and_named(error: Exception, monkeypatch
     [
         ("fast", "cpu", "auto, cpu"),
         ("triton", "cpu", "auto, cpu"),
-        ("cpu", "cuda", "auto, flash3, flash3-vllm, varlen, triton, torch"),
+        ("cpu", "cuda", "auto, flash3, flash3-vllm, triton, torch"),
     ],
 )
 def test_an_unknown_name_is_refused_with_those_there_are(name: str, device: str, names: str) -> None:
@@ -118,16 +117,9 @@ def test_then_the_one_inside_vllm_of_which_nothing_is_imported(tmp_path: Path, m
     assert loaded == [path] and "vllm" not in sys.modules
 
 
-def test_then_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = SimpleNamespace(varlen_attn=flashes.varlen_attn([]))
-    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", module)
-    choice = choose("auto", "cuda", KvShape(BFLOAT16, 512, 64))
-    assert choice.attention.name == "varlen" and list(choice.passed) == ["flash3", "flash3-vllm"]
-
-
 def test_then_triton_and_at_last_torch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     choice = choose("auto", "cuda", KvShape(BFLOAT16, 16, 64))
-    passed = ["flash3", "flash3-vllm", "varlen", "triton"]
+    passed = ["flash3", "flash3-vllm", "triton"]
     assert choice.attention.name == "torch" and list(choice.passed) == passed
     triton(monkeypatch)
     assert choose("auto", "cuda", KvShape(BFLOAT16, 16, 64)).attention.name == "triton"
@@ -149,25 +141,11 @@ def test_why_nothing_else_will_do_is_reported(tmp_path: Path, monkeypatch: pytes
     passed = choose("auto", "cuda", KvShape(BFLOAT16, 16, 64)).passed
     assert "takes no seqused_k" in passed["flash3"]
     assert "_vllm_fa3_C.abi3.so" in passed["flash3-vllm"]  # the loader's own words
-    assert passed["varlen"] == "varlen_attn wants a block size that 256 divides, not 16"
 
 
 def test_a_library_without_the_operator_is_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     own_flash(monkeypatch, of_today)
     assert "has no fwd" in choose("auto", "cuda", KvShape(BFLOAT16, 16, 64)).passed["flash3"]
-
-
-def test_a_torch_that_takes_no_tables_is_passed(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = SimpleNamespace(varlen_attn=of_today)
-    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", module)
-    assert "takes no block_table" in choose("auto", "cuda", KvShape(BFLOAT16, 256, 64)).passed["varlen"]
-
-
-def test_this_torch_takes_tables_from_2_12_on() -> None:
-    """The one that the fakes stand for."""
-    function = import_module("torch.nn.attention.varlen").varlen_attn
-    taken = "block_table" in function.__kwdefaults__
-    assert taken == (torch.__version__ >= "2.12")
 
 
 def test_an_older_device_is_told_which_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:

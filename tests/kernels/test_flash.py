@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from kernels.gpu.flash import FlashAttention3, VarlenAttention
-from tests.kernels.flashes import NEW, OTHER, operator, varlen_attn
+from kernels.gpu.flash import FlashAttention3
+from tests.kernels.flashes import NEW, OTHER, operator
 from tests.kernels.sequences import Shape
 from tests.kernels.tables import both
 
@@ -26,14 +26,6 @@ def test_flash3_computes_a_step_in_one_call(schema: str, spans: list[tuple[int, 
         mine, expected = both(fwd(), SHAPE, spans, decoding)
     torch.testing.assert_close(mine, expected, atol=4e-6, rtol=4e-6)
     assert len(calls) == 1 and ("cu_seqlens_q" in calls[0]) == (spans is not DECODES)
-
-
-@steps
-def test_varlen_attn_computes_a_step_in_one_call(spans: list[tuple[int, int]], decoding: int) -> None:
-    calls: list[str] = []
-    mine, expected = both(VarlenAttention(varlen_attn(calls)), SHAPE, spans, decoding)
-    torch.testing.assert_close(mine, expected, atol=4e-6, rtol=4e-6)
-    assert len(calls) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,21 @@
-"""The files that Hugging Face's layout has beside the weights, made from a GGUF's metadata."""
+"""A folder in the user's cache that makes a GGUF file a model in Hugging Face's layout, by the file's metadata."""
 
 import json
 import math
+import os
 import struct
+import tempfile
 from pathlib import Path
 from typing import Any
 
+from xxhash import xxh3_64_hexdigest
+
 from replica.model.config import parse_config
+from replica.model.demo import CACHE_VARIABLE, cache_folder
 from replica.model.gguf.header import F32, Header, Tensor, read_header
 from replica.model.gguf.tokenizer import TOKENS, build_tokenizer, tokenizer_config
 
+VERSION = 1  # raise it when the texts that are made of the same file change
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 DTYPES = {F32: "float32", 1: "float16", 30: "bfloat16"}  # types by ggml's numbers; others are quantized
 PROCESSORS = Path("/proc/cpuinfo")
@@ -25,6 +31,31 @@ SAMPLING = {
 # How Llama 3.1 to 3.3 stretch RoPE, whose divisors a GGUF holds instead.
 LOW_FREQ_FACTOR, HIGH_FREQ_FACTOR, ORIGINAL_POSITIONS = 1.0, 4.0, 8192
 MAX_DIVISORS, MAX_FACTOR = 4096, 2.0**20
+
+
+def gguf_folder(file: Path) -> Path:
+    """Its texts and a link to it, made once for each state of the file. ValueError for a file that cannot run here."""
+    whole, found = file.resolve(), file.stat()
+    state = xxh3_64_hexdigest(os.fsencode(f"{VERSION} {found.st_size} {found.st_mtime_ns} {whole}"))
+    folder = cache_folder() / "gguf" / f"{file.stem[:100]}-{state}"
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if not folder.is_dir():
+            # Under another name first, so that nobody reads half of it.
+            with tempfile.TemporaryDirectory(prefix=".", dir=folder.parent) as beside:
+                unfinished = Path(beside) / folder.name
+                unfinished.mkdir()
+                write_texts(whole, unfinished)
+                (unfinished / "model.gguf").symlink_to(whole)
+                try:
+                    unfinished.rename(folder)
+                except OSError:
+                    if not folder.is_dir():  # another process was faster
+                        raise
+    except OSError as error:
+        reason = f"the tokenizer of {file} cannot be written to {folder.parent}: {error}"
+        raise OSError(f"{reason}; set {CACHE_VARIABLE} to a folder that can be written to") from error
+    return folder
 
 
 def write_texts(file: Path, folder: Path) -> None:

@@ -6,6 +6,7 @@ pytest.importorskip("triton", reason="there is no Triton here: see `make triton-
 
 import torch
 
+from kernels.backends import ORDER, choose
 from kernels.gpu import attention
 from kernels.gpu.attention import Gpu, TritonAttention, tried
 from kernels.paged import KvShape
@@ -159,3 +160,19 @@ def test_it_is_tried_before_it_is_taken(block_size: int, dtype: torch.dtype, mon
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
     with pytest.raises(RuntimeError, match=r"need compute capability 8\.0; this device has 7\.5"):
         tried(KvShape(dtype, block_size, 64), DEVICE)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="attention of other projects takes a GPU")
+@pytest.mark.parametrize("backend", [one.name for one in ORDER if one.device == "cuda" and one.name != "triton"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", [Shape(8, 2, 64, 16), Shape(14, 2, 80, 32), Shape(8, 8, 128, 16)], ids=str)
+@pytest.mark.parametrize("spans", [[(40, 1), (1, 1), (2049, 1)], [(40, 1), (1025, 1), (70, 20), (33, 33), (600, 129)]])
+def test_attention_of_other_projects_equals_the_reference(
+    spans: list[tuple[int, int]], shape: Shape, dtype: torch.dtype, backend: str
+) -> None:
+    try:
+        chosen = choose(backend, "cuda", KvShape(dtype, shape.block_size, shape.head_dim)).attention
+    except ValueError as error:
+        pytest.skip(str(error))
+    mine, expected = both(chosen, shape, spans, sum(rows == 1 for _, rows in spans), dtype, DEVICE)
+    torch.testing.assert_close(mine, expected, atol=2e-2, rtol=2e-2)

@@ -19,7 +19,6 @@ from kernels.paged import LayerCache
 from replica.device.build import capture_all, layers_of, new_caches, sizes_of
 from replica.device.runner import DeviceRunner
 from replica.device.sizes import Limits
-from replica.device.steps import Steps
 from replica.model.config import parse_config
 from replica.transformer import Transformer
 from tests.kernels.gpu.device import needs_compiler
@@ -56,7 +55,7 @@ class Asking(TritonAttention):
 def runner_of(shape: dict[str, Any], attention: TritonAttention) -> DeviceRunner:
     model = Transformer(parse_config(shape, "the shape"), NoWeights(), LIMITS.tokens, TritonPointwise())
     caches = layers_of(new_caches(model, BLOCKS + 1, BLOCK_SIZE))
-    return DeviceRunner(Steps(model, attention, draw, caches, LIMITS, NoData()))
+    return DeviceRunner(model, attention, draw, caches, LIMITS, NoData())
 
 
 @pytest.mark.parametrize("shape", [QWEN3_06B, LLAMA31_8B], ids=["Qwen3-0.6B", "Llama-3.1-8B"])
@@ -65,7 +64,7 @@ def test_no_step_of_a_graph_asks_the_device(shape: dict[str, Any]) -> None:
         runner = runner_of(shape, TritonAttention(H200))
         sizes = sizes_of(LIMITS, runner.model.config)
         capture_all(runner, sizes)
-    assert len(runner.steps.graphs) == len(sizes) > 40
+    assert len(runner.graphs) == len(sizes) > 40
     assert compiles
 
 

@@ -16,7 +16,6 @@ from replica.device.build import capture_all, layers_of, limits_of, new_caches, 
 from replica.device.memory import DeviceMemory
 from replica.device.runner import DeviceRunner
 from replica.device.sizes import Size
-from replica.device.steps import Steps
 from replica.engine.engine import Engine
 from replica.model.config import read_config
 from replica.model.weights import Weights
@@ -86,8 +85,8 @@ def runner_of(config: EngineConfig, accelerator: HostAccelerator) -> DeviceRunne
     model.adapters.load_named(config)
     memory = new_caches(model, config.num_blocks + 1, config.block_size)
     limits = limits_of(config)
-    steps = Steps(model, PlainAttention(), draw, layers_of(memory), limits, accelerator)
-    runner = DeviceRunner(steps, DeviceMemory(memory, accelerator))
+    blocks = DeviceMemory(memory, accelerator)
+    runner = DeviceRunner(model, PlainAttention(), draw, layers_of(memory), limits, accelerator, blocks)
     if config.graphs:
         capture_all(runner, few(sizes_of(limits, model.config)))
     return runner

@@ -40,7 +40,7 @@ def test_the_largest_steps_are_rehearsed_over_a_single_block(tokens: int, longes
     runner = runner_of(config, HostAccelerator())
     rehearse(runner)
     rehearse(runner)  # all seats have been given back
-    runner.steps.rehearse_copy()
+    runner.rehearse_copy()
 
 
 def test_graphs_are_captured_from_the_largest_on() -> None:
@@ -62,7 +62,7 @@ def test_torchs_changes_by_adapters_are_in_no_graph(tmp_path: Path, monkeypatch:
     module = LoraModule("a", str(write_adapter(tmp_path / "a", read_config(model), 8, 1, 0.15)))
     config = config_of(model, num_blocks=20, max_num_batched_tokens=32, max_num_seqs=2, lora_modules=(module,))
     runner = build_with(config, HostAccelerator())
-    assert runner.steps.graphs and not any(size.adapted for size in runner.steps.graphs)
+    assert runner.graphs and not any(size.adapted for size in runner.graphs)
     engine = Engine(config, runner, WallClock())
     submit(engine, 1, range(10), lora_name="a")
     submit(expected := native(model, lora_modules=(module,)), 1, range(10), lora_name="a")

@@ -1,16 +1,8 @@
-"""Sources and readers for tests: the real pool, with KV memory of numpy whose content tells its block's tokens.
-
-`python -m tests.replica.neighbours.replicas` is a source in a process of its own.
-"""
+"""Sources and readers for tests: the real pool, with KV memory of numpy whose content tells its block's tokens."""
 
 import hashlib
-import json
-import os
 import select
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -22,7 +14,7 @@ from replica.cache.chain import Chain
 from replica.neighbours.holds import Holds
 from replica.neighbours.reader import Reader, ReaderConfig, Wanted
 from replica.neighbours.source import Source, SourceConfig
-from tests.events.processes import DEADLINE_S, wait_until
+from tests.events.processes import wait_until
 from tests.replica.engines import MODEL, SIZE, admit, chain
 
 SECRET = b"a secret of the fleet, not a real one"
@@ -156,81 +148,3 @@ def came(memory: ArrayMemory, want: Wanted, targets: Sequence[int], count: int) 
     """Return True if the first `count` targets hold what was wanted."""
     expected = (payload_of(want.chain, index, memory.block_bytes) for index in range(want.start, want.start + count))
     return all(memory.rows[target].tobytes() == own for target, own in zip(targets, expected, strict=False))
-
-
-# ---- a process of its own
-
-
-class SourceProcess:
-    def __init__(self, **options: Any) -> None:
-        command = [sys.executable, "-m", "tests.replica.neighbours.replicas", json.dumps(options)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        self.endpoint = self.process.stdout.readline().strip()
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    def ask(self, what: str) -> str:
-        """Send it a command of `_obey`; return the answer."""
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(f"{what}\n")
-        self.process.stdin.flush()
-        return self.process.stdout.readline().strip()
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait(DEADLINE_S)
-        for stream in (self.process.stdin, self.process.stdout):
-            assert stream is not None
-            stream.close()
-
-
-@contextmanager
-def source_process(**options: Any) -> Iterator[SourceProcess]:
-    """Run a source that has served `blocks` blocks of `tokens_of`."""
-    started = SourceProcess(**options)
-    try:
-        yield started
-    finally:
-        started.end()
-
-
-def _main(
-    blocks: int,
-    num_blocks: int,
-    block_bytes: int = BLOCK_BYTES,
-    share: float = 1 / 8,
-    **config: Any,
-) -> None:
-    engine = Engine(num_blocks, block_bytes, share=share)
-    engine.serve(chain([*tokens_of(blocks), 1]))
-    source = Source(source_config(**config), ANY_PORT, engine.holds, engine.memory)
-    print(source.endpoint, flush=True)
-    while True:
-        readable, _, _ = select.select([sys.stdin, engine.holds.descriptor], [], [])
-        engine.holds.serve()
-        if sys.stdin in readable:
-            line = os.read(sys.stdin.fileno(), 100).decode().strip()
-            if not line:
-                return
-            print(_obey(engine, line), flush=True)
-
-
-def _obey(engine: Engine, line: str) -> int:
-    if line == "held":
-        return engine.holds.held
-    if line == "cpu_us":
-        return time.process_time_ns() // 1000
-    assert line == "evict"
-    taken = engine.pool.take((), engine.pool.free)
-    assert taken is not None
-    for block in taken:
-        engine.memory.rows[block] = 255
-    engine.pool.release(taken)
-    return len(taken)
-
-
-if __name__ == "__main__":
-    _main(**json.loads(sys.argv[1]))

@@ -1,8 +1,6 @@
 """Sources and readers that go, lie, stop or flood: each costs a bounded time, and nothing wrong is used."""
 
-import os
 import random
-import signal
 import socket
 import threading
 import time
@@ -23,10 +21,8 @@ from tests.replica.neighbours.replicas import (
     SECRET,
     ArrayMemory,
     ServingEngine,
-    SourceProcess,
     came,
     reading,
-    source_process,
     tokens_of,
     wanted,
 )
@@ -42,38 +38,33 @@ def soon() -> float:
 # ---- the source ends or stops, in the middle of a pull
 
 
-def large(**changes: object) -> dict[str, object]:
-    return {"blocks": 48, "num_blocks": 128, "block_bytes": MEGABYTE, "share": 1.0, **changes}
+@pytest.mark.parametrize("reason", ["closed", "stalled"])
+def test_a_source_that_goes_leaves_what_came_until_then(reason: str) -> None:
+    memory, want, over = ArrayMemory(48, MEGABYTE), wanted(48), threading.Event()
+    engine = ServingEngine(128, MEGABYTE, share=1.0)
+    engine.serve(chain([*tokens_of(48), 1]))
 
+    def go(block: int) -> None:
+        if block == 4 and reason == "closed":
+            engine.source.close()
+        elif block == 4:
+            engine.memory.on_read = lambda _: over.wait(SOON_S)
 
-@pytest.mark.parametrize(
-    ("number", "reasons"), [(signal.SIGKILL, {"closed"}), (signal.SIGSTOP, {"stalled"})], ids=["killed", "stopped"]
-)
-def test_a_source_that_goes_leaves_what_came_until_then(number: signal.Signals, reasons: set[str]) -> None:
-    memory, want = ArrayMemory(48, MEGABYTE), wanted(48)
-    with source_process(**large()) as source, reading(memory, stall_s=0.5) as own:
-        memory.on_write = lambda block: os.kill(source.pid, number) if block == 4 else None
-        began_s = time.monotonic()
-        count = own.pull(source.endpoint, want, range(48), soon())
-        assert 5 <= count < 48, "the rest was not sent yet"
-        assert time.monotonic() - began_s < 5
-        assert came(memory, want, range(48), count)
-        assert own.counts.failures.keys() == reasons
-        # It is dead for a while, and asking it costs nothing.
-        assert own.pull(source.endpoint, want, range(48), soon()) == 0
-        assert own.counts.failures["dead"] == 1
-
-
-def test_eviction_in_the_sources_process_leaves_held_blocks_alone() -> None:
-    memory, want = ArrayMemory(48, MEGABYTE), wanted(48)
-    with source_process(**large(stall_s=SOON_S)) as source, reading(memory) as own:  # it waits while a block is written
-        memory.on_write = lambda block: source.ask("evict") if block == 4 else None
-        assert own.pull(source.endpoint, want, range(48), soon()) == 48
-        assert came(memory, want, range(48), 48)
-        assert own.pull(source.endpoint, want, range(48), soon()) == 48, "what was held was not evicted"
-        wait_until(lambda: source.ask("held") == "0", "all is given back")
-        source.ask("evict")
-        assert own.pull(source.endpoint, want, range(48), soon()) == 0
+    memory.on_write = go
+    try:
+        with reading(memory, stall_s=0.5) as own:
+            began_s = time.monotonic()
+            count = own.pull(engine.source.endpoint, want, range(48), soon())
+            assert 5 <= count < 48, "the rest was not sent yet"
+            assert time.monotonic() - began_s < 5
+            assert came(memory, want, range(48), count)
+            assert own.counts.failures == {reason: 1}
+            # It is dead for a while, and asking it costs nothing.
+            assert own.pull(engine.source.endpoint, want, range(48), soon()) == 0
+            assert own.counts.failures["dead"] == 1
+    finally:
+        over.set()
+        engine.close()
 
 
 # ---- the source lies
@@ -319,7 +310,3 @@ def test_a_reader_that_sends_garbage_with_a_seal_is_shut_out(serving: ServingEng
         connection.send(Patience(soon()), LENGTH.pack(len(body)) + connection.session.seal(body) + body)
         assert is_closed(connected)
     wait_until(lambda: serving.source.counts.failures == {"protocol": 1}, "the source has counted it")
-
-
-def held_by(source: SourceProcess) -> int:
-    return int(source.ask("held"))
