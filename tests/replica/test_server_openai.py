@@ -31,37 +31,6 @@ def test_models(client: "openai.OpenAI") -> None:
     assert caught.value.code == "model_not_found"
 
 
-def test_completion(client: "openai.OpenAI") -> None:
-    answer = client.completions.create(
-        model=MODEL, prompt="hello", max_tokens=12, seed=1, n=2, logprobs=1, extra_body=IGNORE_EOS
-    )
-    assert answer.id.startswith("cmpl-")
-    assert [choice.finish_reason for choice in answer.choices] == ["length", "length"]
-    assert answer.usage is not None and answer.usage.completion_tokens == 24
-    assert answer.usage.prompt_tokens_details is not None
-    logprobs = answer.choices[0].logprobs
-    assert logprobs is not None and logprobs.tokens is not None
-    assert "".join(logprobs.tokens) == answer.choices[0].text
-
-
-def test_chat(client: "openai.OpenAI") -> None:
-    answer = client.chat.completions.create(
-        model=MODEL,
-        messages=HELLO,
-        max_completion_tokens=12,
-        seed=1,
-        logprobs=True,
-        top_logprobs=2,
-        extra_body=IGNORE_EOS,
-    )
-    [choice] = answer.choices
-    assert answer.id.startswith("chatcmpl-")
-    assert choice.message.role == "assistant"
-    assert choice.logprobs is not None and choice.logprobs.content is not None
-    assert "".join(token.token for token in choice.logprobs.content) == choice.message.content
-    assert len(choice.logprobs.content[0].top_logprobs) == 2
-
-
 async def test_streamed_chat_with_usage(asynchronous: "openai.AsyncOpenAI") -> None:
     stream = await asynchronous.chat.completions.create(
         model=MODEL,

@@ -78,10 +78,10 @@ def mixed(engine: Engine) -> dict[int, Answer]:
     """Requests of all kinds, one after the other, with prompts that are computed in parts while others end."""
     chance = random.Random(5)
     answers: dict[int, Answer] = {}
-    for number, prompt in enumerate(prompts(3, 24)):
+    for number, prompt in enumerate(prompts(3, 16)):
         sampling = chance.choice([*SAMPLED, *SHAPED])
         top_logprobs = chance.choice([None, None, 1])
-        submit(engine, number, prompt, **sampling | {"max_tokens": chance.randint(1, 30), "top_logprobs": top_logprobs})
+        submit(engine, number, prompt, **sampling | {"max_tokens": chance.randint(1, 20), "top_logprobs": top_logprobs})
         for _ in range(chance.randrange(4)):
             for output in engine.step():
                 answers.setdefault(output.id, Answer()).add(output)

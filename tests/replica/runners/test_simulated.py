@@ -8,7 +8,7 @@ import pytest
 from replica.config import SimulatedConfig
 from replica.messages import Sampling
 from replica.runners.clock import VirtualClock
-from replica.runners.request import Request, Scheduled
+from replica.runners.request import Request
 from replica.runners.simulated import SimulatedRunner
 from tests.replica.engines import chain, engine, generate
 
@@ -94,13 +94,6 @@ def test_the_drawn_token_is_the_likeliest_and_the_rest_follow(top: int) -> None:
     assert [value for _, value in ranked] == sorted((value for _, value in ranked), reverse=True)
     assert sum(math.exp(value) for _, value in ranked) <= 1
     assert by.sample(request([1, 2], top_logprobs=top)) == drawn
-
-
-# ---- time
-
-
-def scheduled(*tokens: int) -> list[Scheduled]:
-    return [Scheduled(request(list(range(count))), 0, count) for count in tokens]
 
 
 # ---- which engine
