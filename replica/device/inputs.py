@@ -46,56 +46,44 @@ class Inputs(NamedTuple):
     tiles: Tensor  # and the tiles, three numbers each
 
 
-TYPES: dict[str, type[np.generic]] = {
-    "token_ids": np.int64,
-    "positions": np.int64,
-    "slots": np.int64,
-    "table_rows": np.int64,
-    "lengths": np.int32,
-    "starts": np.int32,
-    "last_rows": np.int64,
-    "temperatures": np.float32,
-    "top_ks": np.int32,
-    "top_ps": np.float32,
-    "min_ps": np.float32,
-    "points": np.float64,
-    "decoding": np.int32,
-    "adapted": np.int32,
-    "tiles": np.int32,
-}
-BY_ROW = ("token_ids", "positions", "slots")
-
-
-def length_of(name: str, counts: Counts) -> int:
-    if name in BY_ROW:
-        return counts.rows
-    lengths = {"decoding": 1, "adapted": counts.rows if counts.tiles else 0, "tiles": 3 * counts.tiles}
-    return lengths.get(name, counts.sequences + (name == "starts"))
-
-
-class ByteRange(NamedTuple):
+class Place(NamedTuple):
+    dtype: type[np.generic]
     begin: int  # an offset in bytes
     end: int
 
 
-def places_of(counts: Counts) -> dict[str, ByteRange]:
+def places_of(counts: Counts) -> dict[str, Place]:
+    rows, sequences, tiles = counts
+    lengths: dict[str, tuple[type[np.generic], int]] = {
+        "token_ids": (np.int64, rows),
+        "positions": (np.int64, rows),
+        "slots": (np.int64, rows),
+        "table_rows": (np.int64, sequences),
+        "lengths": (np.int32, sequences),
+        "starts": (np.int32, sequences + 1),
+        "last_rows": (np.int64, sequences),
+        "temperatures": (np.float32, sequences),
+        "top_ks": (np.int32, sequences),
+        "top_ps": (np.float32, sequences),
+        "min_ps": (np.float32, sequences),
+        "points": (np.float64, sequences),
+        "decoding": (np.int32, 1),
+        "adapted": (np.int32, rows if tiles else 0),
+        "tiles": (np.int32, 3 * tiles),
+    }
     places, begin = {}, 0
-    for name, kind in TYPES.items():
-        end = begin + length_of(name, counts) * np.dtype(kind).itemsize
-        places[name] = ByteRange(begin, end)
+    for name, (dtype, length) in lengths.items():
+        end = begin + length * np.dtype(dtype).itemsize
+        places[name] = Place(dtype, begin, end)
         begin = -(-end // ALIGNED) * ALIGNED
     return places
-
-
-def end_of(places: Mapping[str, ByteRange]) -> int:
-    return max(place.end for place in places.values())
 
 
 class Staging:
     """Two pieces of host memory take turns: while the device may still read one, the next step goes into the other."""
 
     def __init__(self, largest: Counts, accelerator: Accelerator) -> None:
-        size = end_of(places_of(largest))
+        size = max(place.end for place in places_of(largest).values())
         self._hosts = [accelerator.host_bytes(size) for _ in range(2)]
         self._device = torch.zeros(size, dtype=torch.uint8, device=accelerator.device)
         self._views: dict[Counts, Inputs] = {}  # views of those that graphs are made of
@@ -107,12 +95,12 @@ class Staging:
     def send(self, counts: Counts, arrays: Mapping[str, NDArray[Any]]) -> Inputs:
         """All but the end of each array is given, and the rest is zero."""
         self._hosts.reverse()
-        places = places_of(counts)
-        size, host = end_of(places), self._hosts[0].numpy()
+        places, host = places_of(counts), self._hosts[0].numpy()
+        size = max(place.end for place in places.values())
         host[:size] = 0
-        for name, (begin, end) in places.items():
+        for name, (dtype, begin, end) in places.items():
             given = arrays[name]
-            host[begin:end].view(TYPES[name])[: len(given)] = given
+            host[begin:end].view(dtype)[: len(given)] = given
         self._device[:size].copy_(self._hosts[0][:size], non_blocking=True)
         return self._views.get(counts) or self._views_of(places)
 
@@ -120,9 +108,13 @@ class Staging:
         """The memory that inputs of these counts always have."""
         return self._views.setdefault(counts, self._views_of(places_of(counts)))
 
-    def _views_of(self, places: Mapping[str, ByteRange]) -> Inputs:
-        kinds = {name: torch.from_numpy(np.zeros(0, kind)).dtype for name, kind in TYPES.items()}
-        return Inputs(**{name: self._device[begin:end].view(kinds[name]) for name, (begin, end) in places.items()})
+    def _views_of(self, places: Mapping[str, Place]) -> Inputs:
+        return Inputs(
+            **{
+                name: self._device[begin:end].view(getattr(torch, np.dtype(dtype).name))
+                for name, (dtype, begin, end) in places.items()
+            }
+        )
 
 
 # ---- block tables

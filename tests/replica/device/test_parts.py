@@ -10,12 +10,11 @@ from replica.cache.chain import Chain
 from replica.device.accelerator import Memory
 from replica.device.build import GRAPH_BYTES, Needs, blocks_that_fit, graphs_bytes
 from replica.device.inputs import (
-    TYPES,
     UPDATE_BYTES,
     BlockTables,
     Counts,
+    Inputs,
     Staging,
-    length_of,
 )
 from replica.device.sizes import MAX_MIXED, Size, decode_sizes, mixed_sizes, size_for
 from replica.messages import Sampling
@@ -95,7 +94,7 @@ def test_new_blocks_are_not_written_where_the_device_may_still_read() -> None:
 def test_inputs_arrive_and_what_is_not_given_is_zero() -> None:
     staging = Staging(Counts(9, 4, 3), HostAccelerator())
     for counts in (Counts(9, 4, 3), Counts(9, 4), Counts(5, 3, 1), Counts(1, 1)):
-        arrays = {name: np.arange(1, 2) for name in TYPES}
+        arrays = {name: np.arange(1, 2) for name in Inputs._fields}
         inputs = staging.send(counts, arrays)
         for name, found in inputs._asdict().items():
             assert found.tolist() == [1, *[0] * counts.rows][: len(found)], name
@@ -107,7 +106,7 @@ def test_a_step_does_not_write_where_the_device_may_still_read() -> None:
     accelerator, counts = Watched(), Counts(2, 2)
     staging = Staging(counts, accelerator)
     for value in (1, 2):
-        staging.send(counts, {name: np.array([value]) for name in TYPES})
+        staging.send(counts, {name: np.array([value]) for name in Inputs._fields})
     assert sorted(int(host[0]) for host in accelerator.hosts) == [1, 2]
 
 
@@ -115,7 +114,7 @@ def test_inputs_of_a_graph_are_always_in_the_same_place() -> None:
     staging = Staging(Counts(8, 8), HostAccelerator())
     fixed = staging.fixed(Counts(4, 4))
     for counts in (Counts(8, 8), Counts(4, 4)):
-        sent = staging.send(counts, {name: np.arange(length_of(name, counts)) for name in TYPES})
+        sent = staging.send(counts, {name: np.arange(1) for name in Inputs._fields})
     assert all(one.data_ptr() == other.data_ptr() for one, other in zip(fixed, sent, strict=True))
 
 
