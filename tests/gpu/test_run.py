@@ -18,14 +18,11 @@ from tests.replica.shapes import QWEN3_06B
 
 SCRIPT = ("-m", "tests.gpu.run")
 QUICK = ("--quick", "--device", "cpu")
-# Kernels that are wrong, and some that take the process along.
+# A kernel that is wrong.
 WRONG = """
-import os, signal
 from kernels.plain import PlainAttention
-from kernels.pointwise import Pointwise
 attend = PlainAttention.attend
 PlainAttention.attend = lambda own, q, cache, step: attend(own, q, cache, step) if step.prefilling else q.clone()
-Pointwise.store = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 from tests.gpu.run import main
 main()
 """
@@ -66,12 +63,11 @@ def test_all_of_it_runs_to_the_end_without_a_gpu(tmp_path: Path) -> None:
 @pytest.mark.timeout(120)
 @pytest.mark.grid
 def test_wrong_kernels_fail_and_the_next_section_continues(tmp_path: Path) -> None:
-    ran = run(tmp_path, *QUICK, "--only", "golden", "--only", "attention", script=("-c", WRONG))
+    ran = run(tmp_path, *QUICK, "--only", "golden", "--only", "ceilings", script=("-c", WRONG))
     failed = {row["what"] for row in ran.section("golden")["rows"] if row["must"] and not row["met"]}
     assert ran.status == 1 and ran.results["failed"] is True
     assert "qwen3, float32: as it is" in failed and "qwen3, float32: CPU and transformers" not in failed
-    assert "died with status -9" in ran.section("attention")["error"]
-    assert [ran.section(name)["status"] for name in ("golden", "attention")] == ["failed", "failed"]
+    assert ran.section("golden")["status"] == "failed" and ran.section("ceilings")["status"] == "passed"
     assert "**FAILED**" in ran.markdown and "golden: failed" in ran.markdown
 
 
