@@ -197,7 +197,7 @@ async def test_any_number_of_replicas_that_cannot_continue_with_it_are_skipped()
         members = running.router.members
         added = [running.router.placement.add(f"x{number}").candidate for number in range(600)]
         known: dict[str, Any] = {"block_size": 0, "native": True, "why_no_events": ""}
-        others = {one.name: SimpleNamespace(name=one.name, candidate=one, **known) for one in added}
+        others = {one.name: SimpleNamespace(name=one.name, candidate=one, feed=None, **known) for one in added}
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(Request, "send", cannot)
             patched.setattr(members.models[MODEL], "candidates", added)
