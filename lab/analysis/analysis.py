@@ -30,7 +30,7 @@ class Cache(Struct, frozen=True, omit_defaults=True):
 
 class BlockSize(Struct, frozen=True):
     block_tokens: int
-    hit_rate: float  # of an unlimited cache
+    hit_rate: float  # an unlimited cache would have it
 
 
 class WithHost(Struct, frozen=True):

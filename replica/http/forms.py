@@ -355,7 +355,7 @@ def echo_of(form: Form, index: int) -> str:
     if not isinstance(request, CompletionRequest) or not request.echo:
         return ""
     given = request.prompts[index // request.candidates]
-    if isinstance(given, str):  # as the client wrote it
+    if isinstance(given, str):  # the client sent text, and gets it back unchanged
         return given
     return form.tokenizer.decode(given, skip_special_tokens=request.skip_special_tokens)
 

@@ -68,7 +68,7 @@ def test_a_published_checkpoint_says_in_every_way_what_it_says_in_transformers()
             assert from_host.token_ids == whole and from_host.cached_tokens >= (len(prompt) - 1) // BLOCK * BLOCK
         loaded, left = engine.scheduler.transfers.loaded_tokens.get(HOST, 0), sum(map(len, prompts)) - longest
         assert loaded > left / 2, f"only {loaded} tokens came from host memory"
-        engine.reset()  # as a replica that has never seen the prompts
+        engine.reset()  # now it is like a replica that has never seen the prompts
         for cut, (prompt, whole) in enumerate(zip(prompts, said, strict=True), start=1):
             assert answer_of(engine, prompt, whole[:cut]).token_ids == whole[cut:]
         [scored] = ask(engine, [prompts[-1]], max_tokens=1, prompt_logprobs=0)
