@@ -22,13 +22,8 @@ PARTS = (
 BY_NAME = (
     "demo",
     "peers",
-    "policies",
-    "pictures",
-    "real_model",
-    "schemas",
     "screenshots",
     "film",
-    "soak",
     "terminal",
 )
 
@@ -52,9 +47,6 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=5, help="rounds per figure, of which the median is printed")
     parser.add_argument("--small", action="store_true", help="peers: a short trial")
-    soak = parser.add_argument_group("soak")
-    soak.add_argument("--minutes", type=float, default=60.0, help="how long")
-    soak.add_argument("--out", type=Path, default=Path("build/soak"), help="the folder of the picture")
     arguments = parser.parse_args()
     unknown = set(arguments.parts) - {*PARTS, *BY_NAME}
     if unknown:
@@ -62,8 +54,6 @@ def main() -> None:
     print(f"On {machine()}; CPU time, median of {arguments.rounds} rounds (lowest to highest).\n")
     for part in arguments.parts:
         options: dict[str, Any] = {"small": True} if arguments.small and part == "peers" else {}
-        if part == "soak":
-            options = {"minutes": arguments.minutes, "out": arguments.out}
         import_module(f"tests.bench.{part}").run(arguments.rounds, **options)
 
 

@@ -32,7 +32,6 @@ from lab.trace.formats import read_trace
 from lab.trace.requests import Trace, coarsened, sped_up
 from router.members.spec import parse_target
 from tests.bench.drawing import drawing
-from tests.bench.policies import LOAD, LOADS
 from tests.chaos.envoy import Change, gateway, heads_of_answers, port_of_picker
 from tests.chaos.replicas import cpu_s, free_ports
 from tests.chaos.routers import Fleet, RouterProcess, fleet, router
@@ -266,7 +265,7 @@ def speeds(paced: Trace) -> list[object]:
 
 
 def load_of(trace: Trace) -> float:
-    return LOADS.get(trace.name, LOAD)
+    return {"agents": 3.0}.get(trace.name, 0.9)
 
 
 def prefill_tokens_per_s(paced: Trace) -> float:

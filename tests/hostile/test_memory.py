@@ -2,11 +2,9 @@
 
 import gc
 import random
-import sys
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import zmq
@@ -27,8 +25,6 @@ from router.prompts.tokenizers import Tokenizers
 from router.prompts.tokens import Tokens
 from router.proxy.request_summary import PastDecision
 from router.responses import DecisionRecord
-from tests.bench import soak
-from tests.bench.soak.memory import slope_of
 from tests.events.processes import wait_until
 from tests.router.loopback import until
 from tests.router.scripted import CHAT, MODEL, Call, Scripted, connect, served
@@ -248,29 +244,3 @@ def test_a_block_takes_the_documented_memory() -> None:
         used, _ = tracemalloc.get_traced_memory()
     assert pool.num_blocks == mirror.digest().blocks == blocks
     assert used / blocks <= 400
-
-
-# ---- the soak
-
-
-@pytest.mark.grid
-@pytest.mark.timeout(180)
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_soak_samples_every_process_and_draws_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(soak, "OUT", tmp_path)
-    soak.run(1, minutes=0.2, out=tmp_path)
-    told = capsys.readouterr().out
-    processes = {line.split(",")[1] for line in (tmp_path / "soak.csv").read_text().replace(", ", " ").splitlines()[1:]}
-    assert len(processes) == 7, processes
-    assert "status 200" in told and "status 500" not in told, told
-    assert (tmp_path / "soak.svg").exists()
-
-
-def test_a_slope_is_that_of_a_leak_and_not_of_peaks() -> None:
-    chance = random.Random(1)
-    plateau = [(float(at_s), 100 + chance.choice((0.0, 0.0, 0.0, 20.0))) for at_s in range(0, 3000, 5)]
-    leak = [(at_s, size + 2 * at_s / 600) for at_s, size in plateau]
-    assert abs(600 * slope_of(plateau)) < 0.2
-    assert abs(600 * slope_of(leak) - 2) < 0.2
