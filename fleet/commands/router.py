@@ -153,10 +153,10 @@ def usage(
 )
 @click.option("--once", "only_once", is_flag=True, help="Print one frame and end.")
 def top(which: str | None, admin_key: str | None, interval_s: float, only_once: bool) -> None:
-    """Watch a router: its replicas, their event streams, shared prefixes, and decisions with their reasons.
+    """Watch a router: its replicas, their event streams, and decisions with their reasons.
 
-    Press ? for the keys. Enter shows a row's details; d drains a replica, after a question. If the router does not
-    answer, the last figures stay, marked as old.
+    Press ? for the keys. Enter shows a row's details. If the router does not answer, the last figures stay, marked as
+    old.
 
     \b
     Examples:

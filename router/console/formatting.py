@@ -121,7 +121,6 @@ class Column(NamedTuple, Generic[T]):
     cut_middle: bool = False  # names differ at their ends
     descending: bool = False  # sorted largest first
     mark: Callable[[T], str] = lambda _: ""  # before its text
-    indent: Callable[[T], int] = lambda _: 0  # columns, while the rows are a tree
     is_shown: Callable[[Sequence[T]], bool] | None = None  # all rows decide
 
     def text(self, row: T) -> str:

@@ -28,15 +28,11 @@ class Table(Generic[T]):
     """`shown` are the rows that match the filter, in order; call `show` when what decides on them has changed."""
 
     def __init__(
-        self,
-        columns: Sequence[Column[T]],
-        key: Callable[[T], str] = str,
-        words: Callable[[T], str] = str,
-        sorted_by: str = "",
+        self, columns: Sequence[Column[T]], key: Callable[[T], str] = str, words: Callable[[T], str] = str
     ) -> None:
         """`key`: by which the cursor follows a row; `words`: what a filter looks at."""
         self.columns = tuple(columns)
-        self.sorted_by = next((one for one in columns if one.title == sorted_by), None)  # None: in the given order
+        self.sorted_by: Column[T] | None = None  # None: in the given order
         self.reverse = False
         self.filter = ""
         self.all: Sequence[T] = ()
@@ -85,7 +81,7 @@ class Table(Generic[T]):
             mark = CURSOR if focused and place == self.cursor else ""
             line: Line = []
             for column, columns in layout:
-                text = cut(self._text(column, row), columns, middle=column.cut_middle)
+                text = cut(column.text(row), columns, middle=column.cut_middle)
                 gap = " " * GAP * bool(line)
                 line.append((gap + padded(text, columns, right=column.right), (style or column.style(row)) + mark))
             lines.append(line)
@@ -96,7 +92,7 @@ class Table(Generic[T]):
         widths = {one.title: one.width for one in self.columns}
         for one in self.columns:
             if one.fit:
-                longest = max((len(self._text(one, row)) for row in self.all), default=0)
+                longest = max((len(one.text(row)) for row in self.all), default=0)
                 widths[one.title] = max(one.width, min(longest, WIDEST_NAME, width // 5))
         columns = fitting(self.columns, self.all, lambda one: widths[one.title] or LEAST_TEXT, width)
         remaining = width - sum(widths[one.title] + GAP for one in columns) + GAP
@@ -116,6 +112,3 @@ class Table(Generic[T]):
                 title = f" {arrow or ' '}{padded(title, columns)}"
             line.append((title, SORTED if arrow else ""))
         return line
-
-    def _text(self, column: Column[T], row: T) -> str:
-        return " " * (0 if self.sorted_by else column.indent(row)) + column.text(row)

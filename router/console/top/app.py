@@ -8,7 +8,7 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from threading import Thread
 from typing import TextIO
@@ -23,7 +23,7 @@ from router.console.table import Line, print_lines
 from router.console.top.poller import REPLICAS, ROUTER, TIMEOUT_S, Poller
 from router.console.top.screen import OVERVIEW, PATHS, Screen, heading
 
-MOST = 10  # prefixes, and decisions, that are printed
+MOST = 10  # decisions that are printed
 LOOK_S = 0.1  # the pause between looks for news of the poller
 REDRAW_S = 1.0  # ages grow while nothing answers
 ESCAPED = {"A": "up", "B": "down", "H": "home", "F": "end", "Z": "shift+tab"}
@@ -41,7 +41,8 @@ def once(router_url: str, admin_key: str | None, file: TextIO) -> None:
     screen.show(seen)
     for line in heading(seen, poller.clock()):
         console.print(Text.assemble(*line), soft_wrap=True)
-    for name in screen.tables if any(row.of.events is not None for row in seen.replicas) else OVERVIEW:
+    has_events = any(one.events is not None for one in seen.replicas)
+    for name in screen.tables if has_events else OVERVIEW:
         table = screen.tables[name]
         console.print()
         if not table.shown:
@@ -57,14 +58,14 @@ def watch(router_url: str, admin_key: str | None, interval_s: float) -> None:
     poller.require()
     Thread(target=poller.run, daemon=True).start()
     screen, console = Screen(poller), plain_console(sys.stdout)
-    with suppress(KeyboardInterrupt), raw_terminal(console) as suspended:
+    with suppress(KeyboardInterrupt), raw_terminal(console):
         drawn, shown = paint(console, [], screen), (id(poller.seen), console.size, 0)
         while not screen.ended:
             for key in keys():
                 screen.press(key)
                 drawn = paint(console, drawn, screen)
             now = id(poller.seen), console.size, int(time.monotonic() / REDRAW_S)
-            if suspended() or now[1] != shown[1]:
+            if now[1] != shown[1]:
                 drawn = []
             if not drawn or now != shown:
                 drawn, shown = paint(console, drawn, screen), now
@@ -106,42 +107,19 @@ def keys_in(typed: str) -> Iterator[str]:
 
 
 @contextmanager
-def raw_terminal(console: Console) -> Iterator[Callable[[], bool]]:
-    """Get keys at once and without an echo, and have a screen of its own, until the end.
-
-    What is yielded suspends the program if Ctrl-Z was pressed, and returns whether it was.
-    """
-    before, pressed = termios.tcgetattr(sys.stdin), False
-
-    def take() -> None:
-        tty.setcbreak(sys.stdin)
+def raw_terminal(console: Console) -> Iterator[None]:
+    """Get keys at once and without an echo, and have a screen of its own, until the end."""
+    before = termios.tcgetattr(sys.stdin)
+    signal.signal(signal.SIGTSTP, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    tty.setcbreak(sys.stdin)
+    try:
         console.set_alt_screen(True)
         console.show_cursor(False)
-
-    def give() -> None:
+        yield
+    finally:
         with suppress(OSError, termios.error):  # the terminal may be gone
             console.show_cursor(True)
             console.set_alt_screen(False)
             termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
-
-    def press(*_: object) -> None:
-        nonlocal pressed
-        pressed = True
-
-    def suspended() -> bool:
-        nonlocal pressed
-        was, pressed = pressed, False
-        if was:
-            give()
-            os.kill(os.getpid(), signal.SIGSTOP)
-            take()
-        return was
-
-    signal.signal(signal.SIGTSTP, press)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
-    take()
-    try:
-        yield suspended
-    finally:
-        give()

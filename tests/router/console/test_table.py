@@ -9,7 +9,7 @@ from rich.cells import cell_len
 
 from router.console.formatting import Column
 from router.console.table import Table
-from router.console.top.tables import FIGURES, decision_table, prefix_table, replica_table
+from router.console.top.tables import FIGURES, decision_table, replica_table
 
 
 class Fruit(NamedTuple):
@@ -135,8 +135,6 @@ def test_the_cursor_stays_where_it_can_be_seen() -> None:
     assert ["on #264f78" in line[0][1] for line in table.lines(40, 3, focused=True)] == [False, True, False]
 
 
-@pytest.mark.parametrize(
-    "table", [replica_table(FIGURES), prefix_table(), decision_table()], ids=lambda one: one.columns[0].title
-)
+@pytest.mark.parametrize("table", [replica_table(FIGURES), decision_table()], ids=lambda one: one.columns[0].title)
 def test_titles_of_the_tables_fit_into_eighty_columns(table: Table[object]) -> None:
     assert sum(cell_len(part) for part, _ in table.lines(80, 1)[0]) <= 80

@@ -1,10 +1,9 @@
-"""Sample answers of a router: replicas, decisions and prefixes."""
+"""Sample answers of a router: replicas and decisions."""
 
 from typing import Any
 
 import msgspec
 
-from router.prompts.prefixes.tree import Prefix
 from router.responses import Considered, DecisionRecord, FeedState, Index, Load, ReplicaStatus, Served
 
 
@@ -17,7 +16,8 @@ def a_replica(name: str = "r0", **changes: Any) -> ReplicaStatus:
         state="exact",
         block_size=16,
         load=Load(prefill_tokens_per_s=8000.0, total_blocks=1000),
-        index=Index(blocks={"GPU": 250}),
+        index=Index(blocks={"GPU": 250}, prompt_blocks={"GPU": 250}),
+        standing="exact",
         events=FeedState(seq=10),
         heard_age_s=0.1,
         served=Served(),
@@ -40,21 +40,5 @@ def a_decision(**changes: Any) -> DecisionRecord:
         duration_s=1.5,
         status=200,
         candidates=[Considered("r0", 1024, 0.05), Considered("r1", 0, 0.25)],
-    )
-    return msgspec.structs.replace(usual, **changes)
-
-
-def a_prefix(**changes: Any) -> Prefix:
-    usual = Prefix(
-        model="demo",
-        exact=True,
-        begin=0,
-        tokens=1024,
-        prompts=11,
-        idle_s=2.0,
-        held_by=2,
-        replicas=["r0", "r1"],
-        text="system: You are a helpful\n assistant.",
-        below=[],
     )
     return msgspec.structs.replace(usual, **changes)

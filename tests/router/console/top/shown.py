@@ -16,7 +16,7 @@ from router.console.top.screen import Screen
 DEADLINE_S = 50.0  # none of what is awaited takes so long, whatever else the machine does
 INTERVAL_S = 0.1
 SMALL = (80, 24)
-TITLES = re.compile(r"(replica|prefix tokens|decided)[ ▲▼]")
+TITLES = re.compile(r"(replica|decided)[ ▲▼]")
 
 
 class Shown:
@@ -56,7 +56,7 @@ class Shown:
     async def press(self, *keys: str) -> None:
         for key in keys:
             _ = self.lines
-            await asyncio.to_thread(self.screen.press, key)  # some ask the router
+            self.screen.press(key)
 
     async def until(self, condition: Callable[[], object], what: str) -> None:
         try:
@@ -81,6 +81,5 @@ async def shown(
     try:
         yield Shown(poller, size)
     finally:
-        poller.ended = True
-        poller.due.set()
+        poller.ended.set()
         await asyncio.to_thread(polling.join)

@@ -10,7 +10,6 @@ import pytest
 from rich.console import Console
 
 from router.console.top.app import keys_in, paint
-from router.console.top.screen import heights
 from router.tenants.keys import keys_from_options
 from tests.router.console.top.shown import SMALL, TITLES, Shown, shown
 from tests.router.loopback import Reply, Request, serving
@@ -49,20 +48,15 @@ async def test_everything_fits_into_eighty_columns_and_twenty_four_lines() -> No
         lines = screen.lines
         assert len(lines) == 24
         assert "3 replicas: 3 approximate" in lines[0]
-        assert [line.split()[0] for line in lines if line.startswith(("replica ", "prefix ", "decided "))] == [
-            "replica",
-            "prefix",
-            "decided",
-        ]
-        assert screen.rows("replica") == ["r0", "r1", "r2"]
-        assert "You are a helpful" in screen.text and "its turn" in screen.text
+        assert [line.split()[0] for line in lines if TITLES.match(line)] == ["replica", "decided"]
+        assert screen.rows("replica") == ["r0", "r1", "r2"] and "its turn" in screen.text
         assert lines[-1].startswith("? help") and lines[-1].endswith("q quit")
         assert "…" not in "".join(lines[:3] + lines[-1:])
 
 
 async def test_what_happens_is_seen_without_a_key() -> None:
     async with watched(2) as (screen, running):
-        assert "No decisions yet." in screen.text and "No recent prompts" in screen.text
+        assert "No decisions yet." in screen.text
         await ask(running, *QUESTIONS)
         await screen.until(lambda: screen.line_of("req/s").split()[1] not in ("-", "0"), "requests have a rate")
         await screen.until_text("its turn")
@@ -73,22 +67,16 @@ async def test_it_is_drawn_in_any_size() -> None:
     async with watched(3, *QUESTIONS) as (screen, _):
         for size in ((120, 40), (200, 60), (60, 15), (20, 5), (1, 1), (80, 8), SMALL):
             screen.size = size
-            await screen.press("down", "4", "enter", "escape", "2", "0", "d", "n", "/", "escape", "?", "escape")
+            await screen.press("down", "3", "enter", "escape", "2", "0", "tab", "/", "escape", "?", "escape")
             assert len(screen.lines) == size[1]
         assert screen.rows("replica") == ["r0", "r1", "r2"]
 
 
-@pytest.mark.parametrize(
-    ("rows", "expected"),
-    [
-        (3, {24: [4, 6, 10], 44: [4, 15, 21], 12: [4, 4], 10: [3, 3], 9: [5], 7: [3]}),
-        (30, {24: [8, 5, 7], 12: [5, 3]}),
-    ],
-)
-def test_a_table_with_few_rows_leaves_its_lines_to_the_others(rows: int, expected: dict[int, list[int]]) -> None:
-    for lines, given in expected.items():
-        assert heights([1 + rows, 51, 51], [5, 3, 4], lines - 4) == given, lines
-        assert sum(given) == lines - 4
+@pytest.mark.parametrize(("replicas", "lines", "shown_lines"), [(3, 24, 3), (30, 24, 9), (30, 12, 3), (3, 9, 3)])
+async def test_the_decisions_have_what_the_replicas_leave(replicas: int, lines: int, shown_lines: int) -> None:
+    async with watched(replicas, *QUESTIONS, size=(80, lines)) as (screen, _):
+        assert len(screen.rows("replica")) == shown_lines
+        assert ("decided" in screen.text) == (lines > 9)
 
 
 async def test_each_table_can_have_the_screen_for_itself() -> None:
@@ -99,12 +87,12 @@ async def test_each_table_can_have_the_screen_for_itself() -> None:
             assert screen.lines[3].startswith(first)
             assert sum(1 for line in screen.lines if TITLES.match(line)) == tables
 
-        for key, title in (("1", "replica"), ("2", "replica"), ("3", "prefix tokens"), ("4", "decided")):
+        for key, title in (("1", "replica"), ("2", "replica"), ("3", "decided")):
             await shows(key, title, 1)
         await shows("2", "replica", 1)
         assert "restarts" in screen.lines[3] and "digests" in screen.lines[3]
-        await shows("escape", "replica", 3)
-        await shows("0", "replica", 3)
+        await shows("escape", "replica", 2)
+        await shows("0", "replica", 2)
 
 
 # ---- rows
@@ -171,14 +159,12 @@ async def test_only_lines_that_say_something_else_are_written_again() -> None:
 # ---- one of them
 
 
-async def test_a_replica_a_prefix_and_a_decision_can_be_looked_into() -> None:
+async def test_a_replica_and_a_decision_can_be_looked_into() -> None:
     async with watched(3, *QUESTIONS) as (screen, running):
         await screen.press("down", "enter")
         assert "r1" in screen.text and "slowness" in screen.text
         assert str(running.replicas["r1"].port) in screen.text
-        await screen.press("escape", "3", "enter")
-        assert "saved_tokens" in screen.text and "Tokens 0 to" in screen.text
-        await screen.press("escape", "4", "end", "enter")
+        await screen.press("escape", "3", "end", "enter")
         assert "request_id" in screen.text
         await screen.press("end")
         await screen.until_text("candidate", "> r")
@@ -199,7 +185,7 @@ async def test_the_shown_row_keeps_updating() -> None:
 
 async def test_keys_of_tables_do_nothing_while_one_is_looked_into() -> None:
     async with watched(2) as (screen, _):
-        await screen.press("enter", "4", "/")
+        await screen.press("enter", "3", "/")
         assert "slowness" in screen.text
         await screen.press("q")
         assert screen.screen.ended
@@ -208,10 +194,10 @@ async def test_keys_of_tables_do_nothing_while_one_is_looked_into() -> None:
 async def test_help_names_the_keys() -> None:
     async with watched() as (screen, _):
         await screen.press("?")
-        assert "drain the replica" in screen.text and "this help" in screen.text
+        assert "reverse the order" in screen.text and "this help" in screen.text
         assert "fewer cached tokens than predicted" in screen.text  # all of it, in the smallest usual terminal
         await screen.press("escape")
-        assert "drain the replica" not in screen.text
+        assert "reverse the order" not in screen.text
         screen.size = (60, 8)
         await screen.press("?")
         assert "event streams" in screen.text and "predicted" not in screen.text
@@ -224,45 +210,14 @@ def test_keys_are_known_by_what_terminals_send_for_them() -> None:
     assert list(keys_in(typed)) == ["q", "up", "down", "pageup", "enter", "backspace", "é", "escape", "tab"]
 
 
-# ---- what is changed
-
-
-async def test_a_replica_is_drained_and_undrained_after_a_question() -> None:
-    async with watched(2) as (screen, running):
-        await screen.press("down", "d")
-        assert "Drain r1?" in screen.text
-        await screen.press("n")
-        assert running.member("r1").candidate.unavailable is None
-        await screen.press("d", "enter")  # who only wants the question to go away
-        assert running.member("r1").candidate.unavailable is None
-        await screen.press("d", "y")
-        await screen.until(lambda: "draining" in screen.line_of("r1"), "it is seen")
-        assert running.member("r1").candidate.unavailable == "draining"
-        await screen.until_text("r1 gets no new requests", "1 approximate, 1 draining")
-        await screen.press("d")
-        assert "Let r1 have requests again?" in screen.text
-        await screen.press("y")
-        await screen.until(lambda: running.member("r1").candidate.unavailable is None, "it serves again")
-
-
-async def test_without_a_replica_there_is_nothing_to_drain() -> None:
-    async with watched(1, *QUESTIONS) as (screen, _):
-        await screen.press("4", "d")
-        await screen.until_text("Choose a replica first")
-
-
 # ---- who may
 
 
 async def test_a_router_with_keys_says_which_option_gives_them() -> None:
     keys = tuple(keys_from_options(["user"], "root"))
-    async with watched(2, keys=keys, demand_key=True, key="user") as (screen, running):
-        await screen.press("4")
+    async with watched(2, keys=keys, demand_key=True, key="user") as (screen, _):
+        await screen.press("3")
         await screen.until_text("needs the admin key", "WARMROUTE_ADMIN_KEY")
-        await screen.press("1", "d", "y")
-        await screen.until_text("/replicas/r0/drain")
-        await screen.until_text("WARMROUTE_ADMIN_KEY")
-        assert running.member("r0").candidate.unavailable is None
     async with watched(2, keys=keys, demand_key=True) as (screen, _):
         await screen.until_text("REFUSED; see --admin-key or WARMROUTE_ADMIN_KEY: the router says: the API key")
 
@@ -282,7 +237,7 @@ async def test_a_router_that_goes_away_is_missed_and_found_again() -> None:
             await screen.until_text("NO ANSWER, figures", "s old: ")
             assert screen.rows("replica") == ["r0", "r1"]
             assert screen.poller.seen.is_stale
-            replicas = [{"name": spec.name, "url": spec.url, "state": "exact"} for spec in specs]
+            replicas = [{"name": spec.name, "url": spec.url, "standing": "exact"} for spec in specs]
 
             async def another(request: Request, reply: Reply) -> None:
                 await answer(request, reply, replicas)
@@ -315,7 +270,5 @@ async def answer(request: Request, reply: Reply, replicas: list[dict[str, Any]])
             await reply.whole(200, {"replicas": replicas})
         case "/decisions":
             await reply.whole(200, {"decisions": []})
-        case "/prefixes":
-            await reply.whole(200, {"prompts": 0, "span_s": 0.0, "texts": True, "prefixes": []})
         case _:
             await reply.whole(200, b"warmroute_router:open_requests 0.0\n")

@@ -29,7 +29,7 @@ async def test_one_frame_is_plain_text_in_eighty_columns() -> None:
     assert lines[0] == f"http://127.0.0.1:{running.port}  2 replicas: 2 approximate"
     assert max(map(len, lines[3:])) <= 80 and "\x1b" not in result.stdout
     assert [line.split()[0] for line in lines if line.startswith("r0")] == ["r0"]
-    assert "Why? Why?" in result.stdout and "its turn" in result.stdout
+    assert "its turn" in result.stdout
     assert re.match(r"req/s [\d.]+  ", lines[1])  # one look is enough
 
 
@@ -38,7 +38,7 @@ async def test_a_wide_frame_says_more() -> None:
         running.member("a").health.drain()
         narrow, wide = await frame(running.port), await frame(running.port, COLUMNS="160")
     assert "can/s" not in narrow.stdout and "can/s" in wide.stdout
-    assert "No decisions yet." in narrow.stdout and "No recent prompts" in narrow.stdout
+    assert "No decisions yet." in narrow.stdout
 
 
 async def test_the_admin_key_comes_from_the_option_or_the_environment() -> None:
@@ -50,7 +50,7 @@ async def test_the_admin_key_comes_from_the_option_or_the_environment() -> None:
     assert missing.stderr.startswith("Error: the router says: the API key is missing or wrong")
     assert missing.stderr.endswith("see --admin-key or WARMROUTE_ADMIN_KEY\n")
     assert user.exit_code == 0 and "1 replica: 1 approximate" in user.stdout
-    assert user.stdout.count("needs the admin key") == 2
+    assert user.stdout.count("needs the admin key") == 1
     assert admin.exit_code == 0 and "admin key" not in admin.stdout
 
 

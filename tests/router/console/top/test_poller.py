@@ -11,24 +11,11 @@ import click
 import pytest
 
 from router.console.asking import Client
-from router.console.top.poller import DECISIONS, PREFIXES, REPLICAS, ROUTER, TIMEOUT_S, Poller, Seen
+from router.console.top.poller import DECISIONS, REPLICAS, ROUTER, TIMEOUT_S, Poller, Seen
 from tests.router.loopback import Reply, Request, serving, until
 from tests.router.scripted import CHAT, MODEL, Script, chat, connect, refused_port, says, served
 
 GOOD = b'{"usage":{"prompt_tokens_details":{"cached_tokens":16}}}'
-
-
-PREFIX = {
-    "model": "m",
-    "exact": True,
-    "begin": 0,
-    "tokens": 64,
-    "prompts": 2,
-    "idle_s": 0.0,
-    "held_by": 0,
-    "replicas": [],
-    "text": None,
-}
 
 
 class FakeRouter:
@@ -38,7 +25,6 @@ class FakeRouter:
         self.answers: dict[str, tuple[int, Any]] = {
             "/replicas": (200, {"replicas": [{"name": f"r{number}", "newer": 1} for number in range(names)]}),
             "/decisions": (200, {"decisions": [{"ts": 1.0, "request_id": "x", "newer": 1}]}),
-            "/prefixes": (200, {"prompts": 3, "span_s": 1.0, "texts": True, "prefixes": [PREFIX], "newer": 1}),
         } | {f"/{name}": answer for name, answer in answers.items()}
 
     async def handle(self, request: Request, reply: Reply) -> None:
@@ -65,25 +51,6 @@ async def looked(router: FakeRouter, times: int = 1) -> Seen:
             return poller.seen
 
 
-async def test_a_poll_asks_for_everything_that_is_due() -> None:
-    router = FakeRouter()
-    seen = await looked(router, times=3)  # no time has passed between them
-    assert router.asked == {"/replicas": 3, "/decisions": 3, "/prefixes": 1}
-    assert [row.key for row in seen.replicas] == ["r0"] and seen.decisions[0].of.request_id == "x"
-    assert [row.of.tokens for row in seen.prefixes] == [64]
-    assert not seen.is_stale and seen.at_s == 0.0
-
-
-async def test_prefixes_are_asked_for_less_often() -> None:
-    now_s, router = 0.0, FakeRouter()
-    async with serving(router.handle) as url:
-        with poller_of(url, clock=lambda: now_s) as poller:
-            for at_s in (0.0, 1.0, 2.0, 3.0):
-                now_s = at_s
-                await polled(poller)
-    assert router.asked == {"/replicas": 4, "/decisions": 4, "/prefixes": 2}
-
-
 @pytest.mark.parametrize(("replicas", "limit"), [(1, 200), (200, 100), (1000, 20)])
 async def test_fewer_decisions_are_asked_for_where_each_has_many_candidates(replicas: int, limit: int) -> None:
     router = FakeRouter(replicas)
@@ -93,9 +60,8 @@ async def test_fewer_decisions_are_asked_for_where_each_has_many_candidates(repl
 
 async def test_refusals_are_reported_and_the_rest_is_shown() -> None:
     refusal = (403, {"error": {"message": "not yours"}})
-    seen = await looked(FakeRouter(decisions=refusal, prefixes=refusal))
-    hint = "the router says: not yours; see --admin-key or WARMROUTE_ADMIN_KEY"
-    assert seen.refused == {DECISIONS: hint, PREFIXES: hint}
+    seen = await looked(FakeRouter(decisions=refusal))
+    assert seen.refused == {DECISIONS: "the router says: not yours; see --admin-key or WARMROUTE_ADMIN_KEY"}
     assert seen.replicas and not seen.is_stale
 
 
@@ -119,11 +85,11 @@ async def test_what_is_refused_is_not_asked_for_at_every_look() -> None:
     assert (router.asked["/replicas"], router.asked["/decisions"]) == (15, 2)
 
 
-async def test_a_key_without_access_to_replicas_ends_the_polling() -> None:
+async def test_a_key_without_access_to_replicas_makes_the_figures_stale() -> None:
     router = FakeRouter()
     router.answers["/replicas"] = (401, {"error": {"message": "no key"}})
     seen = await looked(router, times=5)
-    assert seen.is_stale and "no key" in seen.refused[REPLICAS] and router.asked == {"/replicas": 1}
+    assert seen.is_stale and "no key" in seen.refused[REPLICAS] and router.asked["/replicas"] == 1
 
 
 @pytest.mark.parametrize(
@@ -131,7 +97,6 @@ async def test_a_key_without_access_to_replicas_ends_the_polling() -> None:
     [
         ("replicas", (200, b"<html>"), "not a router: /replicas: JSON is malformed"),
         ("replicas", (200, {"replicas": [{"name": 5}]}), "not a router: /replicas: Expected `str`"),
-        ("prefixes", (200, b'{"prefixes":[' + b'{"below":[' * 100_000), "limit=200: maximum recursion depth exceeded"),
         ("replicas", (502, b""), "status 502 for /replicas"),
     ],
 )
@@ -164,21 +129,6 @@ async def test_a_silent_server_is_away() -> None:
         assert (await polled(poller)).silence is not None
 
 
-async def test_names_of_replicas_are_written_into_paths_as_they_are() -> None:
-    asked: list[str] = []
-
-    async def handle(request: Request, reply: Reply) -> None:
-        asked.append(f"{request.method} {request.path}")
-        await reply.whole(404, {"error": {"message": "there is no such replica"}})
-
-    async with serving(handle) as url:
-        with poller_of(url) as poller:
-            for undo in (False, True):
-                said = await asyncio.to_thread(poller.drain, "a b/../c?", undo=undo)
-                assert "there is no such replica" in said
-    assert asked == ["POST /replicas/a%20b%2F..%2Fc%3F/drain", "POST /replicas/a%20b%2F..%2Fc%3F/undrain"]
-
-
 async def test_a_real_router_is_understood_in_all_of_its_answers() -> None:
     async with served(*Script(says(GOOD)).replicas(2)) as running:
         async with connect(running.port) as connection:
@@ -187,10 +137,9 @@ async def test_a_real_router_is_understood_in_all_of_its_answers() -> None:
         with poller_of(f"http://127.0.0.1:{running.port}") as poller:
             seen = await polled(poller)
         assert seen.silence is None and not seen.refused
-        assert sum(row.of.served.requests for row in seen.replicas) == 2
-        assert sum(row.of.served.prompt_tokens for row in seen.replicas) > 600
-        assert {row.of.chosen for row in seen.decisions} == {"r0", "r1"} and seen.decisions[0].of.model == MODEL
-        assert seen.prefixes[0].of.prompts == 2
+        assert sum(one.served.requests for one in seen.replicas) == 2
+        assert sum(one.served.prompt_tokens for one in seen.replicas) > 600
+        assert {one.chosen for one in seen.decisions} == {"r0", "r1"} and seen.decisions[0].model == MODEL
 
 
 async def test_a_slow_router_is_asked_less_often() -> None:
@@ -207,7 +156,6 @@ async def test_a_slow_router_is_asked_less_often() -> None:
         thread = Thread(target=poller.run)
         thread.start()
         await until(lambda: len(began) == 2, "it is asked again")
-        poller.ended = True
-        poller.due.set()
+        poller.ended.set()
         await asyncio.to_thread(thread.join)
     assert began[1] - began[0] >= 0.05 * 10

@@ -1,4 +1,4 @@
-"""Rows and details of replicas, prefixes and decisions."""
+"""Rows and details of replicas and decisions."""
 
 from typing import Any
 
@@ -8,41 +8,37 @@ from msgspec.structs import replace
 from router.console.asking import Client
 from router.console.formatting import natural
 from router.console.table import Line, Table
-from router.console.top.details import details_of
 from router.console.top.poller import DECISIONS, Poller, Seen
 from router.console.top.screen import Screen, heading
 from router.console.top.tables import (
     BAD,
     FIGURES,
     STREAMS,
-    Row,
     cached_tokens,
     decision_table,
-    prefix_rows,
-    prefix_table,
+    details_of,
     replica_table,
-    saved_tokens,
 )
 from router.placement.verdict import Portion
-from router.responses import FeedState, Index, Load, Recent, ReplicaStatus
-from tests.router.console.top.samples import a_decision, a_prefix, a_replica
+from router.responses import DecisionRecord, FeedState, Index, Load, Recent, ReplicaStatus
+from tests.router.console.top.samples import a_decision, a_replica
 
 RECENT = Recent(12.5, 0.0, 18000.0, 240.0, 26.0, 0.04, 1 - 1700 / 18000)
 
 
 def cells(table: Table[Any], item: Any, width: int = 200) -> dict[str, str]:
     """By the titles of their columns."""
-    table.show([item if isinstance(item, Row) else Row("0", item)])
+    table.show([item])
     titles, line = table.lines(width, 2)
     return {title.strip(" ▼"): text.strip() for (title, _), (text, _) in zip(titles, line, strict=True)}
 
 
-def styles(table: Table[Any], item: Any, *risen: str) -> dict[str, str]:
-    return {column.title: column.style(Row("0", item, frozenset(risen))) for column in table.columns}
+def styles(table: Table[Any], item: Any) -> dict[str, str]:
+    return {column.title: column.style(item) for column in table.columns}
 
 
 def seen(*replicas: ReplicaStatus, **what: Any) -> Seen:
-    return Seen("http://router:8000", [Row(one.name, one) for one in replicas], **what)
+    return Seen("http://router:8000", replicas, **what)
 
 
 def plain(lines: list[Line]) -> list[str]:
@@ -73,7 +69,7 @@ def test_a_replica_is_a_row() -> None:
 
 
 def test_unknown_figures_are_dashes_with_the_reason() -> None:
-    replica = ReplicaStatus("r0", available=False, why="not reached yet", load=Load())
+    replica = ReplicaStatus("r0", available=False, why="not reached yet", standing="down")
     found = cells(replica_table(FIGURES), replica)
     assert {title for title, text in found.items() if text == "-"} == {
         *("cache", "hits", "req/s", "tokens/s", "each", "prefill/s", "can/s", "heard")
@@ -86,7 +82,7 @@ def test_a_late_heartbeat_is_marked() -> None:
     assert styles(replica_table(FIGURES), a_replica(heard_age_s=1.3))["heard"] == BAD
 
 
-def test_events_are_counted_and_what_rose_is_marked() -> None:
+def test_events_are_counted() -> None:
     events = FeedState(seq=1500, lag_batches=2, gaps=1, repairs=3, digest_mismatches=1, last_event_age_s=0.4)
     replica = a_replica(events=events, recent=RECENT)
     found = cells(replica_table(STREAMS), replica)
@@ -105,8 +101,8 @@ def test_events_are_counted_and_what_rose_is_marked() -> None:
         "reconnects": "0",
         "accuracy": "100.0%",
     }
-    marked = styles(replica_table(STREAMS), replica, "gaps")
-    assert (marked["gaps"], marked["digests"], marked["lost"]) == (BAD, "", "dim")
+    marked = styles(replica_table(STREAMS), replica)
+    assert (marked["gaps"], marked["lost"]) == ("", "dim")
     without = cells(replica_table(STREAMS), a_replica(events=None, recent=RECENT))
     assert (without["batch/s"], without["gaps"]) == ("-", "-")
 
@@ -115,41 +111,6 @@ def test_replicas_are_in_the_order_that_people_count_in() -> None:
     assert sorted(["r10", "r9", "a"], key=natural) == ["a", "r9", "r10"]
     assert sorted(["10", "a1", "9b", ""], key=natural) == ["", "9b", "10", "a1"]
     assert natural("9" * 5000) > natural("9")  # more digits than a number is read from
-
-
-# ---- prefixes
-
-
-def test_prefixes_are_indented_below_what_they_come_after() -> None:
-    below = a_prefix(begin=1024, tokens=64, prompts=3, held_by=0, replicas=[], exact=False)
-    first, second, third = prefix_rows([a_prefix(below=[below]), a_prefix()])
-    assert (first.key, second.key, third.key) == ("0", "0.0", "1") and second.above == (first.of,)
-    table = prefix_table()
-    assert cells(table, first)["text"] == "system: You are a helpful assistant."
-    assert (cells(table, first)["saves"], cells(table, second)["held by"]) == ("10k", "nobody")
-    assert saved_tokens(first.of) == 10 * 1024
-    table.show([second, first])
-    assert table.shown == [first, second]  # what a cache saves most by
-    assert table.lines(80, 9)[2][0][0].rstrip() == "~+64"
-    table.sorted_by = None
-    table.show()
-    assert table.lines(80, 9)[1][0][0].rstrip() == "  ~+64"
-
-
-def test_models_are_named_where_there_are_several() -> None:
-    table = prefix_table()
-    rows = [Row(model, a_prefix(model=model)) for model in ("a", "b")]
-    table.show(rows)
-    assert "model" in plain(table.lines(120, 1))[0]
-    table.show(rows[:1])
-    assert "model" not in plain(table.lines(120, 1))[0]
-
-
-def test_a_prompt_cannot_take_hold_of_the_terminal() -> None:
-    row = Row("0", a_prefix(text="\x1b[2J\x07 gone \u202e"))
-    assert cells(prefix_table(), row)["text"] == "\\x1b[2J\\x07 gone \\u202e"
-    drawn = "\n".join(plain(details_of(row, 80)))
-    assert all(letter.isprintable() or letter == "\n" for letter in drawn)
 
 
 # ---- decisions
@@ -181,11 +142,26 @@ def test_only_less_than_was_predicted_is_marked(reported: int | None, style: str
     assert styles(decision_table(), a_decision(reported_cached_tokens=reported))["reported"] == style
 
 
+def test_models_are_named_where_there_are_several() -> None:
+    table = decision_table()
+    rows = [a_decision(model=model) for model in ("a", "b")]
+    table.show(rows)
+    assert "model" in plain(table.lines(120, 1))[0]
+    table.show(rows[:1])
+    assert "model" not in plain(table.lines(120, 1))[0]
+
+
+def test_a_reason_cannot_take_hold_of_the_terminal() -> None:
+    decision = a_decision(status=400, why="\x1b[2J\x07 gone \u202e")
+    assert cells(decision_table(), decision)["why"] == "\\x1b[2J\\x07 gone \\u202e, status 400"
+    assert all(letter.isprintable() or letter == "\n" for letter in lines_of(decision))
+
+
 # ---- above the tables
 
 
 def test_the_heading_counts_states_the_worst_last() -> None:
-    known = seen(a_replica(), a_replica("r1"), a_replica("r2", available=False, why="gone"))
+    known = seen(a_replica(), a_replica("r1"), a_replica("r2", standing="down"))
     first, second, third = plain(heading(known, 0.0))
     assert first == "http://router:8000  3 replicas: 2 exact, 1 down"
     assert second.startswith("req/s -  tokens/s -  each -  prompt/s -  hits -")
@@ -200,15 +176,8 @@ def test_the_heading_adds_up_rates_and_weighs_means() -> None:
 
 def test_the_heading_adds_up_the_replicas_and_takes_the_time_to_first_token_from_the_decisions() -> None:
     replicas = a_replica(load=Load(in_flight=2, waiting=3)), a_replica("r1", load=Load(in_flight=1))
-    decisions = [Row("", a_decision(ttft_s=ttft_s)) for ttft_s in (0.1, None, 0.3)]
+    decisions = [a_decision(ttft_s=ttft_s) for ttft_s in (0.1, None, 0.3)]
     assert plain(heading(seen(*replicas, decisions=decisions), 0.0))[1].endswith("  TTFT 200 ms  open 3  waiting 3")
-
-
-def test_a_counter_that_rose_is_red_in_the_heading_unless_it_mends() -> None:
-    row = Row("r0", a_replica(), frozenset({"gaps", "repairs"}))
-    line = heading(Seen("", [row]), 0.0)[2]
-    red = {name.strip() for (name, _), (_, style) in zip(line[::2], line[1::2], strict=True) if style == BAD}
-    assert red == {"gaps"}
 
 
 def test_the_heading_reports_a_silent_router_first() -> None:
@@ -229,34 +198,23 @@ def test_an_empty_table_says_why() -> None:
         screen.show(seen(refused={DECISIONS: "the admin key is needed"}))
         assert screen.empty("decisions") == "the admin key is needed"
         assert "has no replicas" in screen.empty("replicas")
-        assert "share a prefix" in screen.empty("prefixes")
 
 
 # ---- one of them
 
 
-def lines_of(of: Any, width: int = 80, above: tuple[Any, ...] = ()) -> str:
-    return "\n".join(plain(details_of(Row("0", of, above=above), width)))
+def lines_of(row: ReplicaStatus | DecisionRecord) -> str:
+    return "\n".join(plain(details_of(row)))
 
 
 def test_everything_of_a_replica_can_be_seen() -> None:
-    drawn = lines_of(a_replica(inexact="2 batches are lost", state="partial", recent=RECENT))
+    drawn = lines_of(a_replica(inexact="2 batches are lost", standing="partial", recent=RECENT))
     said = [line.split() for line in drawn.splitlines()]
     assert drawn.startswith("r0  partial: 2 batches are lost\n")
     for field in (["url", "http://r0:8000"], ["connected", "yes"], ["requests_per_s", "12.5"]):
         assert field in said
     bare = lines_of(ReplicaStatus("x"))
     assert "events" not in bare and "recent" not in bare
-
-
-def test_a_prefix_is_distinguished_from_the_beginning_of_the_prompt() -> None:
-    above = a_prefix(text="system: be short.")
-    prefix = a_prefix(begin=1024, tokens=64, text="user: " + "why " * 40, held_by=30, replicas=["r10", "r9"])
-    drawn = lines_of(prefix, 60, above=(above,))
-    assert "Tokens 1,024 to 1,088 of 11 prompts" in drawn and "r10, r9" in drawn
-    assert drawn.index("system: be short.") < drawn.index("user: why why")
-    assert max(len(line) for line in drawn.splitlines() if "why" in line) <= 60
-    assert "--show-prompts" in lines_of(a_prefix(text=None))
 
 
 def test_candidates_of_a_decision_are_listed_the_cheapest_first() -> None:
@@ -282,4 +240,3 @@ def test_tokens_are_those_that_prompts_can_use() -> None:
     blocks = {"GPU": 300, "CPU": 100}
     assert cached_tokens(a_replica(index=Index(blocks, 1.0, {"GPU": 100, "CPU": 40}), block_size=16)) == 140 * 16
     assert cached_tokens(a_replica(index=Index(blocks, 1.0, {}), block_size=16)) == 0
-    assert cached_tokens(a_replica(index=Index(blocks), block_size=16)) == 400 * 16, "of an older router"

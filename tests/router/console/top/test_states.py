@@ -13,7 +13,7 @@ from tests.router.console.top.samples import a_replica
     [
         ({}, "exact", ""),
         ({"standing": "lagging", "inexact": "4 batches are lost"}, "lagging", "4 batches are lost"),
-        ({"available": False, "why": "silent for 2.0 s"}, "down", "silent for 2.0 s"),  # of an older router
+        ({"available": False, "why": "silent for 2.0 s", "standing": "down"}, "down", "silent for 2.0 s"),
         ({"available": False, "why": "draining", "standing": "draining", "idle": "x"}, "draining", "draining"),
         ({"idle": "no prompt came for it"}, "exact", "idle: no prompt came for it"),
         ({"standing": "of a newer router"}, "approximate", ""),

@@ -58,6 +58,11 @@ def test_a_pipe_gets_each_prefix_in_one_line_and_more_of_its_text() -> None:
     assert line.count("[helpful]") > 2 and line.endswith("…") and len(line) <= 200
 
 
+def test_a_prompt_cannot_take_hold_of_the_terminal() -> None:
+    [line] = drawn(prefixes=[TOOL | {"text": "\x1b[2J\x07 gone \u202e"}], width=200).splitlines()[3:]
+    assert line.rstrip().endswith("\\x1b[2J\\x07 gone \\u202e")
+
+
 def test_texts_that_are_not_kept_are_no_column_but_a_hint() -> None:
     text = drawn(texts=False, prefixes=[QUESTION])
     assert "helpful" not in text and "text" not in text.splitlines()[2]
