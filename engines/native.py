@@ -18,7 +18,6 @@ PROFILE = EngineProfile(
     takes_envelope=True,
     names_responses=True,
     separates_salts=True,
-    retains=True,
     hand_over=b',"min_tokens":0,"stream":false}',
     shares_cache=True,
     events_advice="start it with --events, and let the router reach its sockets (--events-host)",

@@ -67,7 +67,6 @@ class EngineProfile(Struct, frozen=True, kw_only=True, eq=False):
     tells_ids: frozenset[str] = frozenset()  # APIs whose streams have token ids on request
     names_responses: bool = False  # requests say the id of a stored response
     separates_salts: bool = False  # it keeps the caches of different salts apart
-    retains: bool = False  # blocks, for as long as a request asks
     rank_header: str = ""  # steers a request to a data-parallel rank
     transfer_fields: tuple[str, ...] = ()  # fields that say from where it reads KV
     placing_fields: tuple[str, ...] = ()  # a rank, a key of its scheduler, a socket for the answer, an inner id

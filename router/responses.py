@@ -1,11 +1,10 @@
-"""Responses of GET /replicas and /decisions, POST /explain and /retain, as the router writes and its clients read them.
+"""Responses of GET /replicas and /decisions, and POST /explain, as the router writes and its clients read them.
 
 Fields of newer routers are ignored, and most have a default, for the sake of older ones. docs/router-api.md describes
 those of /explain. Fields are written in this order.
 """
 
 from collections.abc import Sequence
-from typing import Literal
 
 from msgspec import Struct, field
 
@@ -220,29 +219,3 @@ class Explanation(Struct, kw_only=True):
     session: str | None = None
     session_from: str | None = None  # the header that names it, or prompt_cache_key
     prefill: PrefillChoice | None = None  # None: no two replicas have roles
-
-
-# ---- /retain
-
-
-class RetainedAt(Struct, omit_defaults=True):
-    """The part of a prefix that one replica retains; only POST and DELETE ask it for blocks."""
-
-    name: str
-    cached_blocks: int | None = None
-    retained_blocks: int | None = None
-    left_s: float = 0.0
-    error: str | None = None
-
-
-class Retained(Struct, kw_only=True):
-    id: str
-    model: str
-    tokens: int
-    ttl_s: float
-    by: Literal["client", "operator"]
-    replicas: list[RetainedAt]
-
-
-class RetainedList(Struct):
-    retained: list[Retained]

@@ -66,14 +66,12 @@ def saved(line: Line) -> str:
 
 
 def holders(line: Line) -> str:
-    """The replicas that hold it, and for how long they give it up last."""
     prefix = line.prefix
     if not prefix.held_by:
         return "nobody"
     named = ", ".join(printable(prefix.named(name)) for name in prefix.replicas[:NAMED])
     more = prefix.held_by - min(NAMED, len(prefix.replicas))
-    kept = "" if prefix.retained_s is None else f", kept {ago(prefix.retained_s)}"
-    return named + (f" and {more:,} more" if more else "") + kept
+    return named + (f" and {more:,} more" if more else "")
 
 
 def text(line: Line) -> str:

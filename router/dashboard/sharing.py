@@ -3,7 +3,7 @@
 import asyncio
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
@@ -41,10 +41,8 @@ class KeySpace(NamedTuple):
         return self.block_size or APPROXIMATE_BLOCK_BYTES // BYTES_PER_TOKEN
 
 
-def _sharing(
-    routed: Sequence[RecentPrompt], limit: int, until_s: Mapping[int, float]
-) -> tuple[list[Run], dict[Run, KeySpace], dict[Run, float]]:
-    """The runs that save the most tokens, parents first, the kinds of those at the root, and the ends of retention."""
+def _sharing(routed: Sequence[RecentPrompt], limit: int) -> tuple[list[Run], dict[Run, KeySpace]]:
+    """The runs that save the most tokens, parents first, and the kinds of those at the root."""
     trees: dict[KeySpace, Tree] = {}
     for number, one in enumerate(routed):
         kind = KeySpace(one.model, one.block_size, one.lookahead)
@@ -56,14 +54,9 @@ def _sharing(
             time.sleep(0)  # release the interpreter, so that requests need not wait long for it
     runs = most_shared({tree: kind.block_tokens for kind, tree in trees.items()}, limit)
     kinds = {run: kind for kind, tree in trees.items() for run in runs if run.parent is tree.root}
-    retained: dict[Run, float] = {}  # a run that ends in a retained prefix, and those that go on below it
-    for run in chain.from_iterable(tree.runs() for tree in trees.values()) if until_s else ():
-        for key in until_s.keys() & run.keys:
-            for each in run.path():
-                retained[each] = max(retained.get(each, 0.0), until_s[key])
     for tree in trees.values():
         tree.release()
-    return runs, kinds, retained
+    return runs, kinds
 
 
 @dataclass(slots=True, eq=False)
@@ -77,21 +70,18 @@ class SharedPrefixes:
 
     async def shared(self, limit: int) -> Shared:
         routed = self.history.recent.all()
-        until_s = self.history.retained.until_s(self.now_s())
         if self.colleagues is not None:
             for there in (await self.colleagues.told(RECENT)).values():
-                routed += there.prompts
-                for key, ends_s in there.retained_until_s.items():
-                    until_s[key] = max(ends_s, until_s.get(key, 0.0))
+                routed += there
             routed.sort(key=attrgetter("at_s"))
-        chosen, kinds, retained = await asyncio.to_thread(_sharing, routed, min(limit, MAX_PREFIXES), until_s)
+        chosen, kinds = await asyncio.to_thread(_sharing, routed, min(limit, MAX_PREFIXES))
         now_s = self.now_s()
         beginnings: list[Prefix] = []
         made: dict[Run, Prefix] = {}
         for run in chosen:
             await asyncio.sleep(0)  # requests come first
             path = run.path()
-            prefix = made[run] = self._prefix(kinds[path[0]], path, retained.get(run))
+            prefix = made[run] = self._prefix(kinds[path[0]], path)
             above = made.get(path[-2]) if len(path) > 1 else None
             (beginnings if above is None else above.below).append(prefix)
         return Shared(
@@ -101,8 +91,8 @@ class SharedPrefixes:
             prefixes=beginnings,
         )
 
-    def _prefix(self, kind: KeySpace, path: Sequence[Run], retained_until_s: float | None) -> Prefix:
-        run, now_s = path[-1], self.now_s()
+    def _prefix(self, kind: KeySpace, path: Sequence[Run]) -> Prefix:
+        run = path[-1]
         before = sum(len(each.keys) for each in path[:-1])
         keys = list(chain.from_iterable(each.keys for each in path))
         holders: list[tuple[str, str]] = []  # a name and the slowest source: events tell it, or the prompts sent there
@@ -124,14 +114,13 @@ class SharedPrefixes:
             begin=before * kind.block_tokens,
             tokens=len(run.keys) * kind.block_tokens,
             prompts=run.prompts,
-            idle_s=round(now_s - run.last_s, 3),
+            idle_s=round(self.now_s() - run.last_s, 3),
             held_by=len(holders),
             replicas=[name for name, _ in holders[:MAX_NAMES]],
             text=text_of(path),
             below=[],
             id=f"{kind.model} {run.keys[0]:016x}",
             sources={name: source for name, source in holders[:MAX_NAMES] if source != GPU},
-            retained_s=None if retained_until_s is None else round(max(0.0, retained_until_s - now_s), 3),
         )
 
 

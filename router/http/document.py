@@ -13,7 +13,7 @@ from api.http.documents import Operation, described
 from api.http.routes import Route
 from api.messages.answers import MessageAnswer, TokenCount
 from api.messages.requests import CountTokensRequest, MessagesRequest
-from api.openai.engine_requests import DetokenizeRequest, RetainRequest, TokenizeRequest
+from api.openai.engine_requests import DetokenizeRequest, TokenizeRequest
 from api.openai.requests import ChatRequest, CompletionRequest
 from api.openai_responses.answers import ResponseAnswer
 from api.openai_responses.requests import ResponsesRequest
@@ -55,9 +55,6 @@ ANSWERS = {
     ("POST", "/v1/load_lora_adapter"): "Which replicas have it",
     ("POST", "/v1/unload_lora_adapter"): "Which replicas have it",
     ("POST", "/reset_prefix_cache"): "Which replicas have cleared their caches",
-    ("POST", "/retain"): "Which replicas retain it",
-    ("GET", "/retain"): "What is retained, the last used first",
-    ("DELETE", "/retain/{id}"): "It has ended",
     ("POST", "/explain"): "What would be decided",
     ("GET", "/decisions"): "The newest first",
     ("GET", "/decisions/{request_id:path}"): "One of them",
@@ -69,7 +66,6 @@ TAKEN: dict[tuple[str, str], Callable[[], dict[str, Any]]] = {
     ("POST", "/replicas"): lambda: _REPLICA,
     ("POST", "/v1/load_lora_adapter"): lambda: _ADAPTER,
     ("POST", "/v1/unload_lora_adapter"): lambda: _ADAPTER,
-    ("POST", "/retain"): lambda: schema.reference(RetainRequest),
     ("POST", "/explain"): lambda: {"anyOf": [schema.reference(api.request_type) for api in APIS.values()]},
 }
 _LIMIT = {"limit": {"type": "integer", "minimum": 1}}

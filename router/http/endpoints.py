@@ -25,7 +25,6 @@ from router.dashboard.broadcast import FeedQuery
 from router.dashboard.dashboard import Dashboard, FeedResponse
 from router.dashboard.rows import query_of
 from router.dashboard.status import for_clients
-from router.http import retaining
 from router.http.at_replicas import change_adapter, reset_caches
 from router.http.document import TITLE
 from router.http.explaining import explained
@@ -46,7 +45,6 @@ DONE = {"status": "ok"}
 PLACES = {"api": "/v1", "dashboard": "/dashboard", "docs": "/docs", "health": "/health", "metrics": "/metrics"}
 USUAL_DECISIONS = 100
 MAX_SMALL_BODY = 1024 * 1024
-MAX_RETAINED_BODY = 2 * 1024 * 1024  # read in the loop: the beginning of a prompt is rarely as long as a whole one
 MAX_NAMES = 10  # the replicas that an error lists
 
 
@@ -208,22 +206,6 @@ class Endpoints:
         services, query = self.services, request.query_params.multi_items()
         parts = services.members, services.placement, self.colleagues
         status, report = await reset_caches(*parts, query)
-        return json_response(report, status)
-
-    # ---- retention
-
-    async def retain(self, request: Request) -> Response:
-        limit = min(MAX_RETAINED_BODY, self.services.config.max_body_bytes)
-        async with body_of(request, limit, self._bodies) as body:
-            status, report = await retaining.retain(self.services, self.history.retained, body)
-        return json_response(report, status)
-
-    async def retained(self, _: Request) -> Response:
-        return json_response(retaining.listed(self.history.retained, self.services.now_s()))
-
-    async def end_retention(self, request: Request) -> Response:
-        parts = self._members, self.history.retained, self.services.now_s()
-        status, report = await retaining.end(*parts, request.path_params["id"])
         return json_response(report, status)
 
     # ---- why

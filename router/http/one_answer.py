@@ -4,7 +4,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Mapping
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import msgspec
@@ -12,7 +12,7 @@ from starlette.datastructures import QueryParams
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.http.endpoints import USUAL_DECISIONS, limit_of
-from router.responses import ReplicaList, RetainedAt, RetainedList
+from router.responses import ReplicaList
 from router.workers.colleagues import ANSWER_S, CHANGE_S, REQUEST, Answer, Asked, Colleagues
 
 log = logging.getLogger(__name__)
@@ -71,24 +71,10 @@ def _decisions(query: bytes, answers: Mapping[int, bytes]) -> bytes:
     return msgspec.json.encode({"decisions": found[: limit_of(QueryParams(query), USUAL_DECISIONS)]})
 
 
-def _retained(_: bytes, answers: Mapping[int, bytes]) -> bytes:
-    """Each prefix once, at every replica for the longest time that a worker knows of."""
-    whole: dict[str, Any] = {}
-    for body in answers.values():
-        for prefix in msgspec.json.decode(body, type=RetainedList).retained:
-            before = whole.setdefault(prefix.id, prefix)
-            at: dict[str, RetainedAt] = {one.name: one for one in before.replicas}
-            for one in prefix.replicas:
-                at[one.name] = max(one, at.get(one.name, one), key=attrgetter("left_s"))
-            before.replicas = list(at.values())
-    return msgspec.json.encode(RetainedList(list(whole.values())))
-
-
 MERGED: Mapping[tuple[str, str], Merge] = {
     ("GET", "/metrics"): metrics_of_all,
     ("GET", "/replicas"): _replicas,
     ("GET", "/decisions"): _decisions,
-    ("GET", "/retain"): _retained,
 }
 FIRST = {("GET", "/decisions/{request_id:path}")}  # the answer of the worker that knows it
 REPEATED = {  # once it has succeeded here
@@ -97,8 +83,6 @@ REPEATED = {  # once it has succeeded here
     ("POST", "/replicas/{name}/drain"),
     ("POST", "/replicas/{name}/undrain"),
     ("POST", "/replicas/{name}/resync"),
-    ("POST", "/retain"),
-    ("DELETE", "/retain/{id}"),
 }
 
 

@@ -296,7 +296,7 @@ class Front:
             case questions.NOT_READY.name:
                 return self.router.lifecycle.not_ready() or ""
             case questions.RECENT.name:
-                return questions.RecentlyRouted(history.recent.all(), history.retained.until_s(self.router.now_s()))
+                return history.recent.all()
             case questions.DECIDED.name:
                 return decided(history.decisions)
             case questions.USAGE.name:

@@ -11,7 +11,6 @@ from router.config import RouterConfig
 from router.members.predictions import Predictions
 from router.placement.index import PrefixIndex
 from router.prompts.prefixes.recent import TEXT_BYTES, RecentPrompt, RecentPrompts
-from router.prompts.prefixes.retained import RetainedPrefixes
 from router.prompts.prompt import beginning_of
 from router.proxy.request_summary import (
     PastDecision,
@@ -36,7 +35,6 @@ class History:
         self.counts = RequestCounts()
         self.decisions: deque[PastDecision] = deque(maxlen=config.decisions)
         self.recent = RecentPrompts(config.recent_prompts)
-        self.retained = RetainedPrefixes()
         self.access_log: LineFile | None = None
         self.request_log: RequestLog | None = None
         self.genai_metrics: GenaiMetrics | None = None
@@ -79,9 +77,6 @@ class History:
             text = beginning_of(peek, TEXT_BYTES) or None if self._texts else None
             self.recent.add(RecentPrompt(peek.model, size, keys, summary.arrived_s, text, lookahead))
         if member is not None:
-            if summary.first_byte_s and member.profile.retains and size:
-                retain = generation.prompt.retain
-                self.retained.asked(member.name, peek.model, size, keys, retain, summary.ended_s)
             usual_keys = generation.prompt.keys(size) if lookahead else keys
             count_request(member.tally(peek.model), summary, generation, usual_keys)
             if generation.prediction is not None:

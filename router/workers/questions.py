@@ -32,15 +32,10 @@ class Changes(Struct):
     draining: list[str]  # requests have drained these
 
 
-class RecentlyRouted(Struct):
-    prompts: list[RecentPrompt]
-    retained_until_s: dict[int, float]
-
-
 FIGURES = Question("figures", Figures)
 CHANGES = Question("changes", Changes)
 NOT_READY = Question("not ready", str)  # why; empty: it is
-RECENT = Question("recent", RecentlyRouted)
+RECENT = Question("recent", list[RecentPrompt])
 DECIDED = Question("decided", list[DecisionRecord])  # newest first
 USAGE = Question("usage", list[Row])  # about a Selection: what is in no file
 LEARN_AGAIN = Question("learn again", bool)  # about servers' names: what they serve has changed

@@ -10,7 +10,7 @@ from tests.browser.pages import Visit
 def prefix(name: str, prompts: int, *below: dict[str, Any], **more: Any) -> dict[str, Any]:
     shown = {
         "id": name, "model": "demo", "begin": 0, "tokens": 32, "prompts": prompts, "exact": True, "below": list(below),
-        "text": f"{name} text", "replicas": ["r0"], "held_by": 1, "idle_s": 3.0, "retained_s": None, "sources": {},
+        "text": f"{name} text", "replicas": ["r0"], "held_by": 1, "idle_s": 3.0, "sources": {},
     }  # fmt: skip
     return shown | more
 
@@ -32,13 +32,13 @@ def test_says_that_it_reads_and_then_that_nothing_is_shared(page: Visit) -> None
 
 
 def test_a_row_has_its_place_in_the_tree_and_its_holders(page: Visit) -> None:
-    below = prefix("below", 9, sources={"r0": "CPU"}, retained_s=600)
+    below = prefix("below", 9, sources={"r0": "CPU"})
     answer(page, prefix("above", 60, below), prefix("gone", 5, replicas=[], held_by=0))
     page.open("/tree")
     rows = page.page.get_by_role("table", name="Shared prefixes").locator("tbody tr")
     expect(rows.get_by_role("rowheader")).to_have_text(["above text", "below text", "gone text"])
     expect(rows.nth(0).locator(".meter span")).to_have_attribute("style", "width: 60%;")
     expect(rows.nth(1).locator(".indent")).to_have_count(1)
-    expect(rows.nth(1)).to_contain_text("r0 (host memory), kept 10 min")
+    expect(rows.nth(1)).to_contain_text("r0 (host memory)")
     expect(rows.nth(1)).to_contain_text("256")  # tokens saved
     expect(rows.nth(2)).to_contain_text("nobody")

@@ -24,7 +24,6 @@ class Prefix(Struct):
     below: list["Prefix"] = []
     id: str = ""  # named by its first block, it stays the same while the tree changes around it
     sources: dict[str, str] = {}  # `replicas` that hold a part only in slower memory: CPU, or STORAGE
-    retained_s: float | None = None  # the end of its retention; None: replicas do not retain it
 
     def named(self, replica: str) -> str:
         """The replica's name, and the slower memory if it needs it."""

@@ -43,9 +43,7 @@ async def ask(client: Client, method: str, path: str, **headers: str) -> Answer:
 # ---- who may ask
 
 
-@pytest.mark.parametrize(
-    ("method", "path"), [("POST", "/replicas"), ("DELETE", "/replicas/r0"), ("POST", "/retain"), ("GET", "/v1/models")]
-)
+@pytest.mark.parametrize(("method", "path"), [("POST", "/replicas"), ("DELETE", "/replicas/r0"), ("GET", "/v1/models")])
 async def test_a_body_beyond_the_limit_is_refused_everywhere(method: str, path: str) -> None:
     async with served(*Script(says(GOOD)).replicas(1), max_body_bytes=1000) as running, connect(running.port) as client:
         answer = await client.ask(method, path, b" " * 2_000_000, host="localhost")

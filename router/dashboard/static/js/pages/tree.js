@@ -92,11 +92,10 @@ function textCell({ text, begin, depth }) {
   return { text: shortened(words || `from token ${whole(begin)}`, 90), title: words, soft: words === "", depth };
 }
 
-function holderCell({ held_by: count, replicas, sources, retained_s: left }, state) {
+function holderCell({ held_by: count, replicas, sources }, state) {
   if (count === 0) return { text: "nobody", title: "The next prompt that begins so is computed anew.", soft: true };
   const named = replicas.slice(0, NAMED);
   const more = count > named.length ? ` and ${whole(count - named.length)} more` : "";
-  const kept = left == null ? "" : `, kept ${age(left)}`;
   const text = named.map((name) => name + (SLOWER[sources?.[name]] ?? "")).join(", ");
-  return { text: `${text}${more}${kept}`, hues: named.map((name) => state.hue(name)) };
+  return { text: text + more, hues: named.map((name) => state.hue(name)) };
 }
