@@ -7,7 +7,6 @@ from events.lazy import LazyGroup
 COMMANDS = {
     "conform": ("events.tool.conform:conform", "Grade an engine's stream against the wire format, point by point."),
     "decode": ("events.tool.decode:decode", "Turn payloads (JSON lines of hex) into events with named fields."),
-    "diff": ("events.tool.diff:diff", "Compare the caches of two replicas, or of one at two moments."),
     "keygen": ("events.tool.keygen:keygen", "Write a pair of CURVE keys, to encrypt streams and admit known clients."),
     "record": ("events.tool.record:record", "Record streams to a file, with or without the prompts in them."),
     "replay": ("events.tool.replay:replay", "Publish a recording again, replay socket included."),

@@ -46,15 +46,6 @@ class Target(NamedTuple):
     sources: list[Source]
     recording: Recording | None = None
 
-    def chosen(self, wanted: str | None, option: str) -> Source:
-        names = [source.name for source in self.sources]
-        if wanted is None and len(names) == 1:
-            return self.sources[0]
-        if wanted not in names:
-            refused = "" if wanted is None else f", not {wanted!r}"
-            raise click.UsageError(f"{self.name} holds {', '.join(names)}{refused}; choose one with {option}")
-        return self.sources[names.index(wanted)]
-
 
 def stream_options(command: Command) -> Command:
     """Add the options for streams; the command gets them as one argument, `stream`."""

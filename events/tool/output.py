@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 from rich.console import Console, RenderableType
+from rich.table import Table
 
 _encode_json = msgspec.json.Encoder().encode
 
@@ -52,3 +53,11 @@ def count(number: int, noun: str) -> str:
     if number == 1:
         return f"1 {noun}"
     return f"{number:,} {noun}{'es' if noun.endswith(('ch', 's')) else 's'}"
+
+
+def grid() -> Table:
+    """Names at the left, one line of text for each at the right, cut at the width of the terminal."""
+    table = Table.grid(padding=(0, 2), expand=True)
+    table.add_column(no_wrap=True, style="dim", min_width=12)
+    table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+    return table

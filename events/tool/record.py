@@ -34,7 +34,7 @@ def record(
     """Record streams to a file: every message of all sockets, with its arrival time.
 
     A recording holds prompts as token ids, and is created readable by you alone. With --redact it holds none: block
-    keys and structure stay, so that tree, stat and diff work as before. A recording (FILE) in place of ENDPOINT is
+    keys and structure stay, so that tree and stat work as before. A recording (FILE) in place of ENDPOINT is
     copied with --redact. What a crash cuts off is lost, the rest stays readable; at most a second is in memory (with
     --redact some more).
 

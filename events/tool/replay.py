@@ -82,7 +82,13 @@ def replay(
     recording = opened.recording
     if recording is None:
         raise click.UsageError(f"{file} is an endpoint; replay publishes a recording")
-    source = opened.chosen(name, "--source")
+    sources = {source.name: source for source in opened.sources}
+    if name is None and len(sources) == 1:
+        [name] = sources
+    if name is None or name not in sources:
+        refused = "" if name is None else f", not {name!r}"
+        raise click.UsageError(f"{opened.name} holds {', '.join(sources)}{refused}; choose one with --source")
+    source = sources[name]
     for option, endpoint in {"--bind": bind, "--replay-bind": replay_bind}.items():
         if endpoint is not None:
             checked_endpoint(endpoint, option, bind=True)

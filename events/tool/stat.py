@@ -12,7 +12,6 @@ from rich.table import Table
 from rich.text import Text
 
 from events.analysis.tree import ancestors, hottest_prefixes, token_ids
-from events.tool.diff import grid
 from events.tool.options import (
     StreamOptions,
     for_option,
@@ -21,7 +20,7 @@ from events.tool.options import (
     stream_options,
     tokenizer_option,
 )
-from events.tool.output import Output, count
+from events.tool.output import Output, count, grid
 from events.tool.streams import Watch, follow, played
 from events.tool.words import Decode, content, number, restrictions, seconds
 

@@ -100,16 +100,14 @@ class Watch(Stream):
 Read = TypeVar("Read", bound=Stream)
 
 
-def played(
-    streams: Iterable[Read], note: Callable[[str], None], moments: Iterable[Moment | None] | None = None
-) -> list[Read]:
-    """Play those of recordings, each to its moment; return the live ones."""
-    streams, live, damage = list(streams), [], {}
-    for stream, moment in zip(streams, moments or [None] * len(streams), strict=True):
+def played(streams: Iterable[Read], note: Callable[[str], None], at: Moment | None = None) -> list[Read]:
+    """Play those of recordings, to a moment or to their end; return the live ones."""
+    live, damage = [], {}
+    for stream in streams:
         if (recording := stream.target.recording) is not None:
-            stream.play(recording, moment)
+            stream.play(recording, at)
             damage[stream.target.name] = recording.damage
-        elif moment is not None:
+        elif at is not None:
             raise click.UsageError(f"{stream.target.name} is live; only a recording has moments to choose")
         else:
             live.append(stream)
@@ -117,17 +115,6 @@ def played(
         for part in parts:
             note(f"{name}: {part}")
     return live
-
-
-def load(
-    streams: Iterable[Stream], timeout_s: float, note: Callable[[str], None], moments: Iterable[Moment | None]
-) -> None:
-    """Bring every stream to its state: of a recording at the moment, of a live one once it has settled."""
-    live = played(streams, note, moments)
-    if live and not follow(live, until=lambda: all(stream.settled for stream in live), limit_s=timeout_s):
-        for stream in live:
-            if stream.view.stream.next_seq is None:
-                raise CannotTell(f"{stream.source.events}: nothing came within {timeout_s:g} s (--timeout)")
 
 
 def follow(

@@ -19,7 +19,7 @@ from events.tool.options import (
     tokenizer_option,
 )
 from events.tool.output import Output, count, plain
-from events.tool.streams import Watch, load
+from events.tool.streams import CannotTell, Watch, follow, played
 from events.tool.words import Decode, content, restrictions
 
 DEPTH = 4
@@ -61,7 +61,11 @@ def tree(
     opened = open_target(target, stream)
     drawn = Tree()
     watched = [Watch(opened, source, tree=drawn) for source in opened.sources]
-    load(watched, timeout_s, output.note, [at] * len(watched))
+    live = played(watched, output.note, at)
+    if live and not follow(live, until=lambda: all(watch.settled for watch in live), limit_s=timeout_s):
+        for watch in live:
+            if watch.view.stream.next_seq is None:
+                raise CannotTell(f"{watch.source.events}: nothing came within {timeout_s:g} s (--timeout)")
     if output.json:
         for line in json_lines(drawn, decode):
             output.line(line)

@@ -8,11 +8,10 @@ import click
 import msgspec
 from rich.text import Text
 
-from events.analysis.tree import Tree
+from events.analysis.tree import Node, Tree, media, run_from, subtree, token_ids
 from events.cache.pool import Digest
 from events.source import Source
 from events.stream.actions import Action, Compare
-from events.tool.diff import Comparison, compare, grid, show_comparison
 from events.tool.options import (
     StreamOptions,
     Target,
@@ -22,14 +21,16 @@ from events.tool.options import (
     stream_options,
     timeout_option,
 )
-from events.tool.output import Output, count
+from events.tool.output import Output, count, grid
 from events.tool.streams import CannotTell, Following, Watch, played
+from events.tool.words import content, place
 from events.view import CacheView, Request
 
 FOR_S = 5.0
 WRONG_SHOWN = 10
 EQUAL, DIFFERENT = 0, 1
-STREAM, REPLICA = "stream", "replica"
+STREAM, REPLICA, BOTH, OTHER_MEDIA = "stream", "replica", "both", "other media"
+PARTS_SHOWN = 10  # on a terminal
 
 
 @click.command()
@@ -91,6 +92,62 @@ class Witness(CacheView):
                     self.wrong = (*self.wrong, (self.stream.last_seq, ours, action.digest))
 
         return super().perform(others())
+
+
+class Part(NamedTuple):
+    """A part of the tree that only one side has, or that the two have in different media, by its topmost block."""
+
+    top: Node
+    side: str
+    blocks: int
+    tokens: int
+
+
+class Comparison(NamedTuple):
+    shared_blocks: int
+    shared_tokens: int
+    parts: list[Part]  # the largest first
+
+    @property
+    def equal(self) -> bool:
+        return not self.parts
+
+    def only(self, side: str) -> tuple[int, int]:
+        """Return the blocks and tokens of the parts that only one side has."""
+        parts = [part for part in self.parts if part.side == side]
+        return sum(part.blocks for part in parts), sum(part.tokens for part in parts)
+
+
+def compare(tree: Tree, left: str, right: str) -> Comparison:
+    """Compare two replicas of one tree, which names blocks by key: their engines' hashes may differ."""
+    side_of: dict[int, str | None] = {}
+    part_of: dict[int, list[Node]] = {}
+    parts: list[list[Node]] = []
+    shared: list[Node] = []
+    for top in tree.tops():
+        for node in subtree(top):
+            side = side_of[node.key] = _side(node, left, right)
+            if side in (BOTH, OTHER_MEDIA):
+                shared.append(node)
+            if side in (BOTH, None):
+                continue
+            if node.parent is not None and side_of[node.parent.key] == side:
+                part_of[node.key] = part_of[node.parent.key]
+            else:
+                part_of[node.key] = []
+                parts.append(part_of[node.key])
+            part_of[node.key].append(node)
+    parts.sort(key=len, reverse=True)
+    differing = [Part(part[0], str(side_of[part[0].key]), len(part), sum(n.tokens for n in part)) for part in parts]
+    return Comparison(len(shared), sum(node.tokens for node in shared), differing)
+
+
+def _side(node: Node, left: str, right: str) -> str | None:
+    """Name the side that has the block: one of the two, both, both in different media, or none."""
+    on_left, on_right = media(node, left), media(node, right)
+    if on_left and on_right:
+        return BOTH if on_left == on_right else OTHER_MEDIA
+    return left if on_left else right if on_right else None
 
 
 class Result(NamedTuple):
@@ -166,8 +223,43 @@ def show(output: Output, name: str, result: Result) -> None:
             table.add_row("", f"batch {seq}: {_digest(ours)} by the stream, {_digest(theirs)} by itself")
         output.console.print(table, soft_wrap=False)
     if result.comparison is not None and not result.comparison.equal:
-        names = {STREAM: "the tree built from it; blocks only here are surplus", REPLICA: "the replica itself"}
-        show_comparison(output, result.comparison, names)
+        _show_difference(output, result.comparison)
+
+
+def _show_difference(output: Output, found: Comparison) -> None:
+    sides = [STREAM, REPLICA, OTHER_MEDIA]
+    sizes = {side: found.only(side) for side in sides}
+    if output.json:
+        only = {side: {"blocks": blocks, "tokens": tokens} for side, (blocks, tokens) in sizes.items()}
+        shared = {"blocks": found.shared_blocks, "tokens": found.shared_tokens}
+        output.line({"kind": "summary", "equal": False, "shared": shared, "only": only})
+        for part in found.parts:
+            own = {
+                "side": part.side,
+                "blocks": part.blocks,
+                "tokens": part.tokens,
+                "key": f"{part.top.key:016x}",
+                "place": place(part.top),
+                "media": {side: media(part.top, side) for side in (STREAM, REPLICA)},
+                "token_ids": token_ids(run_from(part.top).packed),
+            }
+            output.line({"kind": "part", **own})
+        return
+    table = grid()
+    table.add_row(STREAM, "the tree built from it; blocks only here are surplus")
+    table.add_row(REPLICA, "the replica itself")
+    table.add_row("shared", f"{count(found.shared_blocks, 'block')}, {count(found.shared_tokens, 'token')}")
+    labels = {side: side if side == OTHER_MEDIA else f"only {side}" for side in sides}
+    for side, (blocks, tokens) in sizes.items():
+        if side != OTHER_MEDIA or blocks:
+            table.add_row(labels[side], f"{count(blocks, 'block')}, {count(tokens, 'token')}")
+    for part in found.parts[:PARTS_SHOWN]:
+        run = run_from(part.top)
+        where = f"{count(part.blocks, 'block')} from {place(part.top)}: "
+        table.add_row(labels[part.side], Text(where + content(run.packed, None, run.extras)))
+    if (more := len(found.parts) - PARTS_SHOWN) > 0:
+        table.add_row("…", Text(f"{count(more, 'part')} more (--json)"))
+    output.console.print(table, soft_wrap=False)
 
 
 def _digest(digest: Digest) -> str:

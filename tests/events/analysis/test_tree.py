@@ -26,7 +26,7 @@ from events.analysis.tree import (
 from events.blocks import block_keys, pack_tokens, root_key
 from events.cache.resolver import Resolver
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, Event, Hash
-from events.tool.diff import OTHER_MEDIA, compare
+from events.tool.verify import OTHER_MEDIA, compare
 
 SIZE = 2
 Path = tuple[int, ...]  # block i of a prompt is the tokens (path[i], path[i])
