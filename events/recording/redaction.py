@@ -8,8 +8,8 @@ thrown away.
 A foreign engine's hashes can only be resolved by tokens. So every hash is replaced by the block's KEY: the redacted
 stream is a native one, which resolver, tree and router read without tokens, and its keys are the original's. The first
 block of a chain names the root key as its parent, because the root cannot be computed again from digests. A block whose
-key cannot be known is named by a digest, or by a key that follows from its parent's digest: what hangs on a parent that
-was never seen is an orphan no more, and what could not be paired with tokens is paired with a key that no prompt has.
+key cannot be known is named by a digest: what hangs on a parent that was never seen is an orphan no more, and what
+could not be paired with tokens is paired with a key that no prompt has.
 
 A key is a hash of tokens: it reveals nothing by itself, but lets a reader check a guess of a whole prompt.
 
@@ -20,17 +20,15 @@ for up to HOLD_S. The same payload is always redacted to the same bytes, as dupl
 import math
 import secrets
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from typing import Any
 
 import msgspec
 
+from events.cache.changes import Stored
 from events.cache.extras import has_pairs
-from events.cache.groups import Groups
-from events.cache.naming import Doubtful, Naming
-from events.cache.pool import low64
-from events.cache.pools import Pools
+from events.cache.resolver import Resolver
 from events.messages import AllBlocksCleared, BadBatch, BlockRemoved, BlockStored, Decoder, Event, Hash, UnknownEvent
 from events.native import decode_snapshot_header
 from events.source import Record, Source
@@ -73,59 +71,31 @@ class Redactor:
 
 
 class Names:
-    """The names that one source's hashes get: their keys, as far as they can be known."""
+    """The names that one source's hashes get: their keys, as far as a resolver can tell that reads ahead.
+
+    It takes stores as they come and removals much later, so that a late batch finds its parent.
+    """
 
     def __init__(self, model: str, native: bool, secret: bytes) -> None:
         self._secret = secret
         self._native = native
-        self._groups = Groups()
-        doubtful = Doubtful()
-        self._naming = Naming(model, Pools(), self._groups, doubtful)
-        self._known = doubtful.keys
-        self._gone: dict[Hash, int] = {}  # removed, and perhaps needed again; the oldest are forgotten
-        self._digested: set[Hash] = set()
-        self._waiting: dict[Hash, list[BlockStored]] = {}
+        self._model = model
+        self._resolver = Resolver(model)
+        self._names: dict[Hash, int] = {}
+        self._removals: deque[BlockRemoved] = deque()  # not given to the resolver yet
+        self._removed = 0  # blocks of these
         self._payloads: dict[bytes, bytes] = {}
 
     def learn(self, payload: bytes) -> None:
         if self._native:
             return
+        if self._resolver.capacity.full is not None:  # of removals that were lost
+            self._resolver = Resolver(self._model)
         stored = [event for event in _events(payload) if isinstance(event, BlockStored)]
-        for event in stored:
-            self._groups.learn(event)
-        for event in stored:
-            self._learn([event])
-
-    def _learn(self, pending: list[BlockStored]) -> None:
-        """Name the blocks of these events, and of those that waited for them."""
-        while pending:
-            event = pending.pop()
-            for block_hash, key in self._named(event).items():
-                if block_hash not in self._digested:
-                    self._known[block_hash] = key
-                    self._gone.pop(block_hash, None)
-                pending += self._waiting.pop(block_hash, ())
-
-    def _named(self, event: BlockStored) -> dict[Hash, int]:
-        """The keys of the event's blocks as far as they are known; it waits if its parent's is not."""
-        if not event.token_ids:
-            return {}
-        hashes, parent, in_gpu_memory = event.block_hashes, event.parent_block_hash, event.medium in (None, "GPU")
-        if self._groups.sparse and in_gpu_memory:
-            names = self._naming.described(event)
-            return {} if names is None else {block_hash: names[low64(block_hash)] for block_hash in hashes}
-        parent_key = self._naming.root(event) if parent is None else self._key(parent)
-        if parent_key is None:
-            assert parent is not None
-            self._waiting.setdefault(parent, []).append(event)
-            if len(self._waiting) > REMEMBERED_NAMES:
-                del self._waiting[next(iter(self._waiting))]
-            return {}
-        if in_gpu_memory:
-            keys = self._naming.chain(event, parent_key)
-        else:
-            _, keys = self._naming.below(event) or (0, None)
-        return dict(zip(hashes, keys or (), strict=False))
+        for change in self._resolver.apply(stored):
+            if isinstance(change, Stored) and change.event.token_ids:
+                for block_hash, key in zip(change.event.block_hashes, change.chain, strict=True):
+                    self._names.setdefault(block_hash, key)
 
     def knows(self, payload: bytes) -> bool:
         if self._native:
@@ -158,7 +128,7 @@ class Names:
             parent = event.parent_block_hash
             return BlockStored(
                 block_hashes=[self._name(block_hash) for block_hash in event.block_hashes],
-                parent_block_hash=self._naming.root(event) if parent is None else self._name(parent),
+                parent_block_hash=self._resolver.naming.root(event) if parent is None else self._name(parent),
                 token_ids=[(0, 0) if has_pairs(event) else 0] * len(event.token_ids),
                 block_size=event.block_size,
                 lora_id=event.lora_id,
@@ -174,7 +144,7 @@ class Names:
             )
         if isinstance(event, BlockRemoved):
             named = [self._name(block_hash) for block_hash in event.block_hashes]
-            self._forget(event.block_hashes)
+            self._forget(event)
             return msgspec.structs.replace(event, block_hashes=named)
         if isinstance(event, AllBlocksCleared):
             return event
@@ -182,31 +152,25 @@ class Names:
         return {"type": event.type_name[:80]} if isinstance(event, UnknownEvent) else {"type": "BlockStored"}
 
     def _key(self, block_hash: Hash) -> int | None:
-        if self._native and isinstance(block_hash, int):
-            return block_hash
-        key = self._known.get(block_hash, self._gone.get(block_hash))
-        return self._naming.hash_chain.key(block_hash) if key is None and self._groups.sparse else key
+        return block_hash if self._native and isinstance(block_hash, int) else self._names.get(block_hash)
 
     def _name(self, block_hash: Hash) -> int:
         """The key, or from now on a digest of the hash."""
         key = self._key(block_hash)
         if key is None:
-            key = self._known[block_hash] = int.from_bytes(self._digest(block_hash)[:8], "big")
-            self._digested.add(block_hash)
-            self._learn(self._waiting.pop(block_hash, []))
+            key = self._names[block_hash] = int.from_bytes(self._digest(block_hash)[:8], "big")
         return key
 
-    def _forget(self, hashes: Iterable[Hash]) -> None:
-        for block_hash in hashes:
-            key = self._known.pop(block_hash, None)
-            if key is None:
-                key = self._gone.pop(block_hash, None)
-            if key is not None:
-                self._gone[block_hash] = key
-        while len(self._gone) > REMEMBERED_NAMES:
-            oldest = next(iter(self._gone))
-            del self._gone[oldest]
-            self._digested.discard(oldest)
+    def _forget(self, event: BlockRemoved) -> None:
+        self._removals.append(event)
+        self._removed += len(event.block_hashes)
+        while self._removed > REMEMBERED_NAMES:
+            oldest = self._removals.popleft()
+            self._removed -= len(oldest.block_hashes)
+            self._resolver.apply([oldest])
+            for block_hash in oldest.block_hashes:
+                if self._resolver.naming.key(block_hash) is None:
+                    self._names.pop(block_hash, None)
 
     def _pseudonym(self, kind: str, name: str | None) -> str | None:
         return None if name is None else f"{kind}-{self._digest(name)[:4].hex()}"
