@@ -41,7 +41,11 @@ def pack_tokens(token_ids: Sequence[int]) -> bytes:
     try:
         return _token_struct(len(token_ids)).pack(*token_ids)
     except struct.error as error:
-        raise ValueError(f"{_first_bad_token(token_ids)}; a token id is an integer from 0 to 2**32 - 1") from error
+        for position, token in enumerate(token_ids):
+            if not isinstance(token, int) or not 0 <= token < 2**32:
+                wrong = f"token {position} is {token!r}; a token id is an integer from 0 to 2**32 - 1"
+                raise ValueError(wrong) from error
+        raise ValueError(f"{len(token_ids)} token ids cannot be packed") from error
 
 
 def block_keys(
@@ -87,10 +91,3 @@ def _token_struct(tokens: int) -> struct.Struct:
 @lru_cache(maxsize=64)
 def _block_struct(block_bytes: int) -> struct.Struct:
     return struct.Struct(f"{block_bytes}s")
-
-
-def _first_bad_token(token_ids: Sequence[int]) -> str:
-    for position, token in enumerate(token_ids):
-        if not isinstance(token, int) or not 0 <= token < 2**32:
-            return f"token {position} is {token!r}"
-    return f"{len(token_ids)} token ids cannot be packed"

@@ -144,7 +144,15 @@ class Names:
             )
         if isinstance(event, BlockRemoved):
             named = [self._name(block_hash) for block_hash in event.block_hashes]
-            self._forget(event)
+            self._removals.append(event)
+            self._removed += len(event.block_hashes)
+            while self._removed > REMEMBERED_NAMES:
+                oldest = self._removals.popleft()
+                self._removed -= len(oldest.block_hashes)
+                self._resolver.apply([oldest])
+                for block_hash in oldest.block_hashes:
+                    if self._resolver.naming.key(block_hash) is None:
+                        self._names.pop(block_hash, None)
             return msgspec.structs.replace(event, block_hashes=named)
         if isinstance(event, AllBlocksCleared):
             return event
@@ -160,17 +168,6 @@ class Names:
         if key is None:
             key = self._names[block_hash] = int.from_bytes(self._digest(block_hash)[:8], "big")
         return key
-
-    def _forget(self, event: BlockRemoved) -> None:
-        self._removals.append(event)
-        self._removed += len(event.block_hashes)
-        while self._removed > REMEMBERED_NAMES:
-            oldest = self._removals.popleft()
-            self._removed -= len(oldest.block_hashes)
-            self._resolver.apply([oldest])
-            for block_hash in oldest.block_hashes:
-                if self._resolver.naming.key(block_hash) is None:
-                    self._names.pop(block_hash, None)
 
     def _pseudonym(self, kind: str, name: str | None) -> str | None:
         return None if name is None else f"{kind}-{self._digest(name)[:4].hex()}"

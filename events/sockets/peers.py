@@ -181,6 +181,15 @@ UNREAD_MS = 30_000  # a peer whose kernel takes nothing for so long is gone
 HANDSHAKE_MS = 5000
 
 
+def bind(socket: "zmq.Socket[bytes]", endpoint: str) -> str:
+    """Return the endpoint that was bound: port 0 takes a free one."""
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        raise zmq.ZMQError(error.errno, f"cannot bind {endpoint}: {zmq.strerror(error.errno or 0)}") from error
+    return socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+
 class BoundSocket:
     """A PUB or a ROUTER, with what its peers may cost."""
 
@@ -213,11 +222,10 @@ class BoundSocket:
         if curve is not None:
             secure_server(self.socket, curve)
         try:
-            self.socket.bind(endpoint)
-        except zmq.ZMQError as error:
+            self.endpoint = bind(self.socket, endpoint)
+        except zmq.ZMQError:
             self.close()
-            raise zmq.ZMQError(error.errno, f"cannot bind {endpoint}: {zmq.strerror(error.errno or 0)}") from error
-        self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+            raise
 
     def close(self, linger_ms: int | None = None) -> None:
         self.peers.close()  # first: libzmq waits for ever to report to a monitor that nobody reads any more

@@ -3,19 +3,20 @@
 import math
 import signal
 import time
-from collections.abc import Iterable
 
 import click
 import zmq
 from msgspec import Struct, field
 
+from events.messages import EventBatch
 from events.publisher import END_OF_REPLAY, is_local
 from events.recording.recording import Moment, Recording, feed_record
-from events.source import Record, Source
-from events.stream.actions import Action, Apply, Replay, Reset, Snapshot
+from events.sockets.peers import bind
+from events.source import Source
+from events.stream.actions import Action, Apply, Reset
 from events.tool.options import MomentType, StreamOptions, checked_endpoint, json_option, open_target
 from events.tool.output import Output, count
-from events.view import CacheView, Request
+from events.view import CacheView
 
 SUBSCRIBED = b"\x01"
 REPLAY_BATCHES = 10_000
@@ -126,35 +127,6 @@ class Incarnation(Struct):
     replayed: dict[int, bytes] = field(default_factory=dict)
 
 
-class Incarnations(CacheView):
-    """The recorded stream put in order, as the recorder did it, without a resolver."""
-
-    def __init__(self, source: Source) -> None:
-        super().__init__(source.name, source.stream())
-        self.all = [Incarnation()]
-        self._kind = ""
-
-    def take(self, record: Record) -> Incarnation:
-        """Return the incarnation that sent this record."""
-        self._kind = record.kind
-        feed_record(self, record)
-        latest = self.all[-1]
-        if latest.first is None:
-            latest.first = record.seq
-        return latest
-
-    def perform(self, actions: Iterable[Action]) -> list[Request]:
-        requests: list[Request] = []
-        for action in actions:
-            if isinstance(action, Apply) and self._kind == "replay":
-                self.all[-1].replayed[action.seq] = action.payload
-            elif isinstance(action, Reset) and action.reason != "snapshot":
-                self.all.append(Incarnation())
-            elif isinstance(action, Replay | Snapshot):
-                requests.append(action)
-        return requests
-
-
 class Player:
     """Publishes a recording. Use as a context manager; KeyboardInterrupt may end any of its methods.
 
@@ -178,23 +150,36 @@ class Player:
         self._recording = recording
         self._source = source
         self._speed = speed
-        order = Incarnations(source)
-        self._current, self._next, self._topic = order.all[0], 0, b""
+        latest = Incarnation()
+        self._current, self._next, self._topic = latest, 0, b""
         self._sent_by: list[Incarnation] = []  # the sender of each record
         self._short = False  # vLLM before 0.26 replies without a topic frame
         self._first: int | None = None  # the position of the first record to publish
         begin = (start or Moment()).within(recording)
+
+        def acted(action: Action, _: EventBatch | None) -> None:
+            nonlocal latest
+            if isinstance(action, Apply) and record.kind == "replay":
+                latest.replayed[action.seq] = action.payload
+            elif isinstance(action, Reset) and action.reason != "snapshot":
+                latest = Incarnation()
+
+        view = CacheView(source.name, source.stream(), source.resolver(), on_action=acted)
         for record in recording.records(source):
             number = -1 if record.seq is None else record.seq
             if self._first is None and number >= (begin.seq or -1) and record.time >= (begin.time_s or 0.0):
                 self._first = len(self._sent_by)
-            self._sent_by.append(order.take(record))
+            feed_record(view, record)
+            if latest.first is None:
+                latest.first = record.seq
+            self._sent_by.append(latest)
             self._short = self._short or (record.kind == "replay" and len(record.frames) == 3)
         if start is not None and self._first is None:
             raise click.UsageError("--from is after the end of the recording")
         self._published: dict[int, bytes] = {}
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._sockets: list[zmq.Socket[bytes]] = []
+        self.endpoints: list[str] = []
         try:
             self._events = self._bind(zmq.XPUB, events)  # it sees who subscribes
             self._events.setsockopt(zmq.XPUB_NODROP, speed is None)
@@ -202,7 +187,6 @@ class Player:
         except zmq.ZMQError:
             self._context.destroy(linger=0)
             raise
-        self.endpoints = [socket.getsockopt_string(zmq.LAST_ENDPOINT) for socket in self._sockets]
 
     def __enter__(self) -> "Player":
         return self
@@ -237,8 +221,12 @@ class Player:
                 if len(self._published) > REPLAY_BATCHES:
                     del self._published[next(iter(self._published))]
             if live:
-                while not self._is_sent(record.frames):  # at full speed, until the slowest subscriber has read
-                    self._serve(POLL_S)
+                while True:
+                    try:
+                        self._events.send_multipart(record.frames, zmq.NOBLOCK)
+                        break
+                    except zmq.Again:  # at full speed, until the slowest subscriber has read
+                        self._serve(POLL_S)
                 self._serve(0)
                 self.batches += 1
                 self.payload_bytes += len(record.frames[-1])
@@ -253,18 +241,8 @@ class Player:
         self._sockets.append(socket)
         socket.sndhwm = 0 if kind == zmq.ROUTER else 100_000
         socket.linger = 2000
-        try:
-            socket.bind(endpoint)
-        except zmq.ZMQError as error:
-            raise zmq.ZMQError(error.errno, f"cannot bind {endpoint}: {zmq.strerror(error.errno or 0)}") from error
+        self.endpoints.append(bind(socket, endpoint))
         return socket
-
-    def _is_sent(self, frames: list[bytes]) -> bool:
-        try:
-            self._events.send_multipart(frames, zmq.NOBLOCK)
-        except zmq.Again:
-            return False
-        return True
 
     def _serve(self, wait_s: float) -> None:
         """Answer a request, if one comes."""

@@ -120,13 +120,18 @@ class Comparison(NamedTuple):
 
 def compare(tree: Tree, left: str, right: str) -> Comparison:
     """Compare two replicas of one tree, which names blocks by key: their engines' hashes may differ."""
-    side_of: dict[int, str | None] = {}
+    side_of: dict[int, str | None] = {}  # None: neither holds it
     part_of: dict[int, list[Node]] = {}
     parts: list[list[Node]] = []
     shared: list[Node] = []
     for top in tree.tops():
         for node in subtree(top):
-            side = side_of[node.key] = _side(node, left, right)
+            on_left, on_right = media(node, left), media(node, right)
+            if on_left and on_right:
+                side: str | None = BOTH if on_left == on_right else OTHER_MEDIA
+            else:
+                side = left if on_left else right if on_right else None
+            side_of[node.key] = side
             if side in (BOTH, OTHER_MEDIA):
                 shared.append(node)
             if side in (BOTH, None):
@@ -140,14 +145,6 @@ def compare(tree: Tree, left: str, right: str) -> Comparison:
     parts.sort(key=len, reverse=True)
     differing = [Part(part[0], str(side_of[part[0].key]), len(part), sum(n.tokens for n in part)) for part in parts]
     return Comparison(len(shared), sum(node.tokens for node in shared), differing)
-
-
-def _side(node: Node, left: str, right: str) -> str | None:
-    """Name the side that has the block: one of the two, both, both in different media, or none."""
-    on_left, on_right = media(node, left), media(node, right)
-    if on_left and on_right:
-        return BOTH if on_left == on_right else OTHER_MEDIA
-    return left if on_left else right if on_right else None
 
 
 class Result(NamedTuple):
