@@ -21,6 +21,7 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "allowed_token_ids": ([],),
     "audio": (),
     "bad_words": ([],),
+    "best_of": (1,),
     "chat_template": (),
     "documents": ([],),
     "function_call": ("none",),
@@ -104,7 +105,6 @@ class SamplingFields(Unsupported, kw_only=True):
     ] = field(default_factory=dict)
     seed: Seed | None = None
     n: Nullable[Annotated[int, Meta(ge=1, le=128)]] = 1
-    best_of: Annotated[int, Meta(ge=1, le=128)] | None = None  # so many are generated, and the likeliest n answered
     min_tokens: Nullable[Annotated[int, Meta(ge=0, le=MAX_INT)]] = 0
     ignore_eos: Nullable[bool] = False
     stop: StopString | Annotated[list[StopString], Meta(max_length=16)] | None = None
@@ -133,11 +133,6 @@ class SamplingFields(Unsupported, kw_only=True):
         fill_nulls(self)
         if self.top_k == -1:
             self.top_k = 0
-        if self.candidates < self.n:
-            raise invalid(f"best_of is {self.best_of} and n is {self.n}; best_of must be at least n", "best_of")
-        if self.candidates > self.n and self.stream:
-            fix = "the best are known at the end: unset stream or best_of"
-            raise invalid(f"best_of is {self.best_of}, n is {self.n} and stream is set; {fix}", "best_of")
         if self.stream_options is not None and not self.stream:
             raise invalid(
                 "stream_options is set and stream is not; set stream or leave stream_options out", "stream_options"
@@ -169,11 +164,6 @@ class SamplingFields(Unsupported, kw_only=True):
     def scored(self) -> int | None:
         """The number of alternatives beside each prompt token's log probability; None: the prompt is not scored."""
         return self.prompt_logprobs
-
-    @property
-    def candidates(self) -> int:
-        """The completions generated for each prompt."""
-        return self.n if self.best_of is None else self.best_of
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ returns it at the end.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from statistics import fmean
 from typing import Any, ClassVar, cast
 
 from msgspec import UNSET, UnsetType
@@ -45,12 +44,12 @@ class Form(ABC):
     def begin(self, choice: Choice, cached_tokens: int) -> None:
         """Note the start of a choice, with its number of cached prompt tokens."""
         self._cached_tokens[choice.index] = cached_tokens
-        if choice.index % self.request.candidates == 0:
+        if choice.index % self.request.n == 0:
             self._cached_in_prompts += cached_tokens
 
     def tell_prompt(self, choice: Choice, logprobs: Sequence[TokenLogprobs]) -> None:
         """Take the log probabilities of this choice's prompt."""
-        self._told[choice.index // self.request.candidates] = logprobs
+        self._told[choice.index // self.request.n] = logprobs
 
     def prepare(self) -> Iterator[None]:
         """Make the slow parts of `end`, in small steps."""
@@ -90,7 +89,7 @@ class Form(ABC):
         return list(delta.token_ids) if self.request.return_token_ids else UNSET
 
     def prompt_token_ids(self, index: int) -> list[int] | UnsetType:
-        return list(self.work.prompts[index // self.request.candidates]) if self.request.return_token_ids else UNSET
+        return list(self.work.prompts[index // self.request.n]) if self.request.return_token_ids else UNSET
 
     def logprobs(self, delta: Delta) -> Any:
         """As a choice of this kind has them."""
@@ -240,24 +239,11 @@ class WholeForm(Form):
                     yield
 
     def prompt_logprobs(self, index: int) -> responses.PromptLogprobs | UnsetType:
-        return self._prompt_logprobs.get(index // self.request.candidates, UNSET)
+        return self._prompt_logprobs.get(index // self.request.n, UNSET)
 
     def show(self, choice: Choice, delta: Delta) -> bytes:
         self._said[choice.index].append(delta)
         return b""
-
-    def answered(self) -> list[Choice]:
-        """The choices for the client: of more candidates, the likeliest ones of each prompt."""
-        choices, each = [part.choice for part in self.work.parts], self.request.candidates
-        if each == self.request.n:
-            return choices
-        groups = [choices[start : start + each] for start in range(0, len(choices), each)]
-        ranked = [sorted(group, key=self._likelihood, reverse=True) for group in groups]
-        return [choice for group in ranked for choice in group[: self.request.n]]
-
-    def _likelihood(self, choice: Choice) -> float:
-        logprobs = self.joined(choice.index).logprobs
-        return fmean(of_token.logprob for of_token in logprobs) if logprobs else 0.0
 
     def joined(self, index: int) -> Delta:
         said = self._said[index]
@@ -278,7 +264,7 @@ class WholeCompletion(WholeForm):
         self._echoed: dict[int, responses.CompletionLogprobs] = {}  # log probabilities by prompt
 
     def end(self) -> bytes:
-        choices = [self._choice(choice, index) for index, choice in enumerate(self.answered())]
+        choices = [self._choice(part.choice) for part in self.work.parts]
         return responses.encode(self.answer(choices, self.usage()))
 
     def prepare(self) -> Iterator[None]:
@@ -299,13 +285,13 @@ class WholeCompletion(WholeForm):
                 if count % self.pause_every == 0:
                     yield
 
-    def _choice(self, choice: Choice, index: int) -> responses.CompletionChoice:
+    def _choice(self, choice: Choice) -> responses.CompletionChoice:
         said = self.joined(choice.index)
         echo, logprobs = echo_of(self, choice.index), self.logprobs(said)
-        if (echoed := self._echoed.get(choice.index // self.request.candidates)) is not None:
+        if (echoed := self._echoed.get(choice.index // self.request.n)) is not None:
             logprobs = after_prompt(echoed, logprobs, len(echo))
         return responses.CompletionChoice(
-            index=index,
+            index=choice.index,
             text=echo + said.text,
             logprobs=logprobs,
             finish_reason=finish_reason(said),
@@ -320,15 +306,15 @@ class WholeChat(ChatForm, WholeForm):
     kind = responses.ChatCompletion
 
     def end(self) -> bytes:
-        choices = [self._choice(choice, index) for index, choice in enumerate(self.answered())]
+        choices = [self._choice(part.choice) for part in self.work.parts]
         answer = self.answer(choices, self.usage())
         answer.prompt_token_ids, answer.prompt_logprobs = self.prompt_token_ids(0), self.prompt_logprobs(0)
         return responses.encode(answer)
 
-    def _choice(self, choice: Choice, index: int) -> responses.ChatChoice:
+    def _choice(self, choice: Choice) -> responses.ChatChoice:
         said = self.joined(choice.index)
         return responses.ChatChoice(
-            index=index,
+            index=choice.index,
             message=responses.chat_message(self.parsed(choice, said)),
             logprobs=self.logprobs(said),
             finish_reason=self.finish_reason(choice, said),
@@ -354,7 +340,7 @@ def echo_of(form: Form, index: int) -> str:
     request = form.request
     if not isinstance(request, CompletionRequest) or not request.echo:
         return ""
-    given = request.prompts[index // request.candidates]
+    given = request.prompts[index // request.n]
     if isinstance(given, str):  # the client sent text, and gets it back unchanged
         return given
     return form.tokenizer.decode(given, skip_special_tokens=request.skip_special_tokens)

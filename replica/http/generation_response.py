@@ -148,7 +148,7 @@ class GenerationResponse(Response):
             running.first_s = now_s
             self._form.begin(choice, output.cached_tokens)
             if self._work.tells_use:  # the router wants to know the price of the prompt, which is found cached once
-                cached = 0 if choice.index % self._work.request.candidates else output.cached_tokens
+                cached = 0 if choice.index % self._work.request.n else output.cached_tokens
                 figures = encode_use(len(running.submit.prompt) // 4 - output.cached_tokens, cached)
             if running.submit.sampling.prompt_logprobs is not None:
                 self._form.tell_prompt(choice, output.prompt_logprobs or ())

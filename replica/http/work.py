@@ -128,7 +128,7 @@ def plan(
     retain = [each for each in whole if each.tokens]
     parts: list[ChoiceWork] = []
     # A client's own seed must not depend on the prompts around; without one, equal prompts are to differ.
-    seeds_repeat = request.candidates if request.seed is not None else len(resumed)
+    seeds_repeat = request.n if request.seed is not None else len(resumed)
     for prompt in prompts:
         ending = _ending(request, _max_tokens(request, api, len(prompt), served.max_model_len), served, asked)
         submit = Submit(
@@ -141,7 +141,7 @@ def plan(
             sources=[KVSource(*astuple(each)) for each in native.kv_sources] if len(prompts) == 1 else [],
             retain=retain,
         )
-        for _ in range(request.candidates):
+        for _ in range(request.n):
             choice = Choice(len(parts), ending, served.tokenizer)
             said = resumed[choice.index]
             if len(said) > ending.max_tokens:
@@ -193,10 +193,9 @@ def _parser(
 
 def _resumed(request: InnerRequest, native: Native, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
     """The tokens that each choice continues; ApiError if there are too many choices."""
-    choices = len(prompts) * request.candidates
+    choices = len(prompts) * request.n
     if choices > MAX_CHOICES:
-        each = f"n={request.n}" if request.candidates == request.n else f"best_of={request.best_of}"
-        what = f"{len(prompts)} prompts with {each} are {choices} choices"
+        what = f"{len(prompts)} prompts with n={request.n} are {choices} choices"
         raise invalid(f"{what}; ask for at most {MAX_CHOICES} at once", "n")
     resumed = list(map(unpack_ids, native.resume_token_ids))
     if not resumed:
@@ -205,7 +204,7 @@ def _resumed(request: InnerRequest, native: Native, prompts: Sequence[Sequence[i
         raise invalid(
             f"resume_token_ids has {len(resumed)} lists; the request has {choices} choices", "resume_token_ids"
         )
-    if not request.stream and not (_alternatives(request) is None and request.scored is None):
+    if not request.stream and not (request.alternatives is None and request.scored is None):
         # Log probabilities that another replica computed are not known here, and the client has seen nothing yet.
         return [[]] * choices
     return resumed
@@ -257,11 +256,6 @@ def _ending(request: InnerRequest, max_tokens: int, served: Served, asked: Asked
     )
 
 
-def _alternatives(request: InnerRequest) -> int | None:
-    """The alternatives to ask the engine for; candidates are ranked by the log probabilities of their tokens."""
-    return 0 if request.alternatives is None and request.candidates > request.n else request.alternatives
-
-
 def _sampling(request: InnerRequest, ending: StopConditions, asked: Asked | None, script: bytes) -> Sampling:
     return Sampling(
         max_tokens=max(1, ending.max_tokens),  # a prompt that is only echoed is computed on the way to one token
@@ -275,7 +269,7 @@ def _sampling(request: InnerRequest, ending: StopConditions, asked: Asked | None
         frequency_penalty=request.frequency_penalty,
         logit_bias=request.logit_bias,
         stop_token_ids=tuple(sorted(ending.stop_token_ids)),
-        top_logprobs=_alternatives(request),
+        top_logprobs=request.alternatives,
         ignore_eos=request.ignore_eos,
         prompt_logprobs=request.scored,
         constraint=None if asked is None else asked.constraint,

@@ -50,7 +50,6 @@ class Peek(Struct):
     user: str | None = None
     service_tier: str | None = None
     n: int | None = None
-    best_of: int | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     seed: int | None = None
@@ -229,7 +228,7 @@ def estimated(text: bytes) -> int:
 
 def count_choices(peek: Peek) -> int:
     prompts = len(peek.prompt) if peek.prompt is not None and _is_batch(peek) else 1
-    return prompts * max(peek.n or 1, peek.best_of or 1, 1)
+    return prompts * max(peek.n or 1, 1)
 
 
 def _is_batch(peek: Peek) -> bool:

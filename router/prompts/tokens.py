@@ -342,7 +342,7 @@ def _asked(prompts: Prompts, body: bytes, api: GenerationApi, strict: bool, max_
     if not strict:
         request.prompt_token_ids = None  # a field of our own, which other engines do not know
     if isinstance(request, ChatRequest):
-        asked = Asked([prompts.chat_text(request, max_model_len)], request.candidates, bool(request.add_special_tokens))
+        asked = Asked([prompts.chat_text(request, max_model_len)], request.n, bool(request.add_special_tokens))
         if strict and asks_for_retention(request):  # other engines do not know it
             asked.retaining = request
             asked.ended = {point: prompts.text_ended_at(request, point) for point in breakpoints(request)}
@@ -351,9 +351,7 @@ def _asked(prompts: Prompts, body: bytes, api: GenerationApi, strict: bool, max_
         elif not strict and (template := prompts.template(bool(request.tools))) is not None:
             asked.doubt = DATED[dates.shown(template.source)]
         return asked
-    return Asked(
-        prompts.completion_texts(request, max_model_len), request.candidates, request.add_special_tokens is not False
-    )
+    return Asked(prompts.completion_texts(request, max_model_len), request.n, request.add_special_tokens is not False)
 
 
 def _is_plain(request: ChatRequest) -> bool:

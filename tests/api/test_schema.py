@@ -15,7 +15,7 @@ from api.schema import ANSWERS, REQUESTS, components, operation, reference
 from tests.api.bodies import REQUIRED, VALUES, bodies
 
 # What no schema can say: one field's value or length depends on another's.
-BEYOND_SCHEMA = frozenset({"best_of", "n", "min_tokens", "prompt_token_ids", "continue_final_message", "mcp_servers"})
+BEYOND_SCHEMA = frozenset({"n", "min_tokens", "prompt_token_ids", "continue_final_message", "mcp_servers"})
 
 
 def beyond_schema(request_type: type[Struct]) -> frozenset[str]:

@@ -123,9 +123,8 @@ def test_several_choices_continue_together(origin: Replica, successor: Replica, 
         {"n": 2, "prompt_logprobs": 1},
         {"echo": True, "logprobs": 1},
         {"echo": True, "logprobs": 1, "max_tokens": 0},
-        {"best_of": 2},
     ],
-    ids=["plain", "logprobs", "n", "prompt_logprobs", "echo", "score", "best_of"],
+    ids=["plain", "logprobs", "n", "prompt_logprobs", "echo", "score"],
 )
 def test_an_answer_that_is_not_streamed_is_whole_after_a_move(
     origin: Replica, successor: Replica, fields: dict[str, Any]
@@ -134,7 +133,7 @@ def test_an_answer_that_is_not_streamed_is_whole_after_a_move(
     whole = frames(origin, "/v1/completions", body)
     assert [frame.payload for frame in whole[:-1]] == [b""] * (len(whole) - 1)
     for cut in range(len(whole)):
-        after = frames(successor, "/v1/completions", body, said(whole[:cut], fields.get("best_of", fields.get("n", 1))))
+        after = frames(successor, "/v1/completions", body, said(whole[:cut], fields.get("n", 1)))
         assert without_cached(payload(after)) == without_cached(payload(whole))
 
 

@@ -132,8 +132,6 @@ def test_deep_nesting_is_refused() -> None:
         ({"stop_token_ids": [1, -1]}, "stop_token_ids[1]", "stop_token_ids[1] is -1"),
         ({"stream_options": {}}, "stream_options", "set stream or leave stream_options out"),
         ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage", "is 1"),
-        ({"best_of": 1, "n": 2}, "best_of", "best_of is 1 and n is 2; best_of must be at least n"),
-        ({"best_of": 2, "stream": True}, "best_of", "unset stream or best_of"),
         ({"cache_salt": ""}, "cache_salt", "length >= 1"),
         ({"model": None}, "model", "got `null`"),
     ],
@@ -277,11 +275,6 @@ def test_nothing_is_generated_only_where_the_prompt_is_echoed() -> None:
 def test_a_stream_has_no_log_probabilities_of_an_echoed_prompt() -> None:
     assert refused_completion(echo=True, stream=True, logprobs=0).param == "echo"
     assert completion(echo=True, stream=True).echo
-
-
-def test_best_of_stands_for_n_candidates_or_more() -> None:
-    assert completion(n=2).candidates == completion(n=2, best_of=2, stream=True).candidates == 2
-    assert completion(n=2, best_of=3).candidates == 3
 
 
 # ---- what comes out

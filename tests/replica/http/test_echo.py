@@ -5,8 +5,6 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
-
 from api.native import Native, pack_ids
 from api.openai.requests import CompletionRequest, read
 from api.tokens.tokenizer import ByteTokenizer
@@ -24,16 +22,16 @@ def planned(prompts: list[list[int]], resumed: Sequence[list[int]] = (), **field
     return plan(request, native, prompts, SERVED, itertools.count(1).__next__)
 
 
-def answered(work: Work, said: list[str], logprobs: list[float] | None = None) -> Any:
+def answered(work: Work, said: list[str]) -> Any:
     """The whole answer when the choices say this, a token for each letter."""
     form = form_of(work, "demo", BYTES)
     asks = work.request
-    for part, text, logprob in zip(work.parts, said, logprobs or [-1.0] * len(said), strict=True):
+    for part, text in zip(work.parts, said, strict=True):
         assert part.submit is not None
         form.begin(part.choice, 0)
         if part.submit.sampling.prompt_logprobs is not None:
-            form.tell_prompt(part.choice, scores(work.prompts[part.choice.index // asks.candidates]))
-        of_tokens = [TokenLogprobs(logprob, [(97, -0.5)], 1) for _ in text]
+            form.tell_prompt(part.choice, scores(work.prompts[part.choice.index // asks.n]))
+        of_tokens = [TokenLogprobs(-1.0, [(97, -0.5)], 1) for _ in text]
         form.add(part.choice, part.choice.feed(list(text.encode()), "length", of_tokens))
     return finished(form)
 
@@ -96,22 +94,3 @@ def test_a_resumed_stream_does_not_say_its_prompt_again() -> None:
     work = planned([[97, 98]], [[99]], echo=True, stream=True, max_tokens=9)
     form, choice = form_of(work, "demo", BYTES), work.parts[0].choice
     assert b'"text":"d"' in form.add(choice, choice.feed([100]))
-
-
-# ---- the best of several
-
-
-@pytest.mark.parametrize("logprobs", [None, 1])
-def test_the_likeliest_candidates_are_answered_best_first(logprobs: int | None) -> None:
-    work = planned([[97], [98]], n=2, best_of=3, max_tokens=4, logprobs=logprobs)
-    assert [part.submit and part.submit.sampling.top_logprobs for part in work.parts] == [logprobs or 0] * 6
-    found = answered(work, ["low", "high", "mid", "A", "B", "C"], [-3.0, -1.0, -2.0, -1.0, -3.0, -2.0])
-    assert [choice["text"] for choice in found["choices"]] == ["high", "mid", "A", "C"]
-    assert [choice["index"] for choice in found["choices"]] == [0, 1, 2, 3]
-    assert [choice["logprobs"] is None for choice in found["choices"]] == [logprobs is None] * 4
-    assert found["usage"]["completion_tokens"] == 3 + 4 + 3 + 1 + 1 + 1, "all that was generated"
-
-
-def test_candidates_are_generated_anew_where_they_are_resumed() -> None:
-    work = planned([[97]], [[1], [2]], best_of=2)
-    assert [part.submit and part.submit.output for part in work.parts] == [b"", b""]

@@ -83,8 +83,6 @@ def body_of(chance: random.Random) -> tuple[str, dict[str, Any]]:
             body["prompt"] = [list(text.encode()) for text in body["prompt"]]
     if chance.random() < 0.4:
         body["n"] = chance.randrange(1, 4)
-    if not body["stream"] and chance.random() < 0.3:
-        body["best_of"] = body.get("n", 1) + chance.randrange(3)
     if path == COMPLETIONS and chance.random() < 0.3:
         body["echo"] = True
     if not body["stream"] and chance.random() < 0.2:
@@ -163,7 +161,7 @@ async def test_whoever_leaves_is_charged_no_less_than_was_computed(replicas: lis
     async with router(replicas, tokenizes=True) as running:
         for _ in range(ROUNDS * AT_ONCE):
             path, body = body_of(chance)
-            body = {name: value for name, value in body.items() if name not in ("best_of", "prompt_logprobs")}
+            body = {name: value for name, value in body.items() if name != "prompt_logprobs"}
             async with connect(running.port) as client:
                 await leave(client, path, body, chance.randrange(4))
         await running.idle()
