@@ -127,7 +127,7 @@ def restart(model: str, surge: bool, no_wait: bool, which: str | None, fleet_key
     Examples:
       warmroute restart demo
       warmroute restart demo --surge
-      warmroute restart demo --no-wait && warmroute status --watch
+      warmroute restart demo --no-wait && watch warmroute status
 
     Ctrl-C stops waiting, not the restart. Exit status: 0 all are new and ready (with --no-wait: it has begun), 1 it
     cannot be done.

@@ -109,7 +109,6 @@ class Poller:
 
     def _connect(self, where: Where) -> None:
         self.fleet = FleetClient(where.url, where.key)
-        self.routers = where.routers
 
     def __enter__(self) -> Self:
         return self

@@ -32,17 +32,14 @@ NONE_IDLE: Mapping[str, str] = MappingProxyType({})
 
 
 class Picture:
-    """A fleet to print or redraw, as wide as the console."""
+    """A fleet to print, as wide as the console."""
 
-    def __init__(
-        self, view: View, now_s: float, remark: str = "", addresses: str = "", idle: Mapping[str, str] = NONE_IDLE
-    ) -> None:
+    def __init__(self, view: View, now_s: float, addresses: str = "", idle: Mapping[str, str] = NONE_IDLE) -> None:
         """`idle`: why a replica is given nothing, by name."""
         self._view = view
         self._idle = idle
         self._addresses = addresses
         self._now_s = now_s
-        self._remark = remark
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if self._addresses:
@@ -54,8 +51,7 @@ class Picture:
             names = dict.fromkeys([*(model.name for model in view.models), *(each.model for each in view.replicas)])
             replicas = [replica for name in names for replica in view.of(name)]
             yield table_of(columns_at(self._now_s), replicas, options.max_width, header_style="dim")
-        below = (trouble(self._view), idleness(self._view, self._idle))
-        for lines in (*below, [Text(self._remark, style="bold red")] if self._remark else []):
+        for lines in (trouble(self._view), idleness(self._view, self._idle)):
             if lines:
                 yield Text()
                 yield from sentences(console, lines)

@@ -3,11 +3,6 @@
 import io
 import json
 import os
-import pty
-import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +16,6 @@ from fleet.commands.picture import Picture
 from fleet.commands.status import status
 from fleet.commands.words import age_of
 from fleet.control.record import View
-from tests.events.processes import wait_until
 from tests.fleet.scripted import Script, calm, machine_without_fleets, model, refusal, replica, run, serving, view
 
 NOW_S = 1_800_000_000.0 + 3725
@@ -38,10 +32,10 @@ def script() -> Iterator[Script]:
         yield scripted
 
 
-def drawn(what: dict[str, Any], width: int = 80, *, terminal: bool = False, remark: str = "") -> str:
+def drawn(what: dict[str, Any], width: int = 80, *, terminal: bool = False) -> str:
     file = io.StringIO()
     console = Console(file=file, width=width, force_terminal=terminal, highlight=False, emoji=False, markup=False)
-    console.print(Picture(msgspec.convert(what, View), NOW_S, remark), crop=False)
+    console.print(Picture(msgspec.convert(what, View), NOW_S), crop=False)
     return file.getvalue()
 
 
@@ -216,67 +210,3 @@ def test_a_router_that_demands_a_key_says_nothing_of_idle_replicas(script: Scrip
     script.answers["/replicas"] = refusal(401, "a key is demanded")
     ran = run(status, script.url)
     assert ran.status == 0 and "idle" not in ran.output + ran.errors
-
-
-# ---- again and again
-
-
-WATCH = "import sys; from fleet.commands import status as s; s.REFRESH_S = 0.05; sys.exit(s.status(sys.argv[1:]))"
-
-
-class Terminal:
-    """A process at a terminal, and all that it has written to it."""
-
-    def __init__(self, *arguments: str) -> None:
-        master, slave = pty.openpty()
-        env = os.environ | {"TERM": "xterm", "LINES": "24"}
-        env.pop("NO_COLOR", None)
-        command = [sys.executable, "-c", WATCH, *arguments]
-        self.process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=env)
-        os.close(slave)
-        self.shown = ""
-        self._master = master
-        self._reading = threading.Thread(target=self._read)
-        self._reading.start()
-
-    def _read(self) -> None:
-        while True:
-            try:
-                self.shown += os.read(self._master, 65536).decode()
-            except OSError:  # the other end is closed
-                return
-
-    def end(self, number: int = signal.SIGINT) -> int:
-        self.process.send_signal(number)
-        status = self.process.wait(20)
-        self._reading.join()
-        os.close(self._master)
-        return status
-
-
-def test_watching_draws_again_on_a_screen_of_its_own(script: Script) -> None:
-    terminal = Terminal("--watch", "--fleet", script.url)
-    try:
-        wait_until(lambda: terminal.shown.count("2 of 2 ready") > 2)
-        assert "\x1b[?1049h" in terminal.shown  # a screen of its own
-        script.views = [view([model(wanted=3, ready=2)], [replica("demo-0")])]
-        wait_until(lambda: "2 of 3 ready" in terminal.shown)
-    finally:
-        assert terminal.end() == 0
-    assert terminal.shown.rpartition("\x1b[?1049l")[2].count("2 of 3") == 1  # the last picture stays
-
-
-def test_watching_reports_a_silent_controller() -> None:
-    with serving(Script(calm())) as script:
-        terminal = Terminal("--watch", "--fleet", script.url)
-        wait_until(lambda: "2 of 2 ready" in terminal.shown)
-    try:
-        wait_until(lambda: "The controller has not answered for" in terminal.shown)
-        assert terminal.shown.rpartition("\x1b[H")[2].count("demo-1") == 1  # the last known state is still shown
-    finally:
-        assert terminal.end() == 0
-
-
-def test_in_a_pipe_nothing_is_watched(script: Script) -> None:
-    ran = run(status, "--watch", "--fleet", script.url)
-    assert ran.status == 2 and "--watch draws on a terminal" in ran.errors

@@ -1,10 +1,8 @@
-"""The routers of this machine: those of its fleets, and one at the default port."""
+"""The routers of this machine: those of its fleets, or else the one at the default port."""
 
-import http.client
 import sys
 from collections.abc import Callable
 from typing import Any, TextIO, TypeVar
-from urllib.parse import urlsplit
 
 import click
 
@@ -14,45 +12,18 @@ from fleet.commands.addresses.local_fleets import running_fleets
 from router.process.setting_types import SECRET
 
 DEFAULT = "http://127.0.0.1:8000"
-ANSWER_WITHIN_S = 3.0
-MAX_BYTES = 1024 * 1024
-METRIC = b"warmroute_router:"  # begins the names of a router's metrics, which anyone may read
 
 
 def locate_router(which: str | None) -> str:
-    """Return the URL of this router, or of the only one on this machine."""
+    """Return the URL of this router, or of the one of the only fleet here, or of the default port."""
     if which is not None:
         return which
-    found = local_routers()
+    found = list(dict.fromkeys(fleet.router_url for fleet in running_fleets())) or [DEFAULT]
     if len(found) == 1:
         return found[0]
-    if not found:
-        raise click.ClickException(
-            "no router was found on this machine: no fleet runs here, and none answers at port 8000; start one with "
-            f"`warmroute up`, or name one: {example('router', 'HOST:PORT')}"
-        )
     raise click.ClickException(
         f"{len(found)} routers run on this machine: {', '.join(found)}; name one: {example('router', short(found[0]))}"
     )
-
-
-def local_routers() -> list[str]:
-    found = list(dict.fromkeys(fleet.router_url for fleet in running_fleets()))
-    if DEFAULT not in found and is_router(DEFAULT):
-        found.append(DEFAULT)
-    return found
-
-
-def is_router(url: str) -> bool:
-    """Ask whatever listens there; another program may have the port."""
-    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=ANSWER_WITHIN_S)
-    try:
-        connection.request("GET", "/metrics")
-        return METRIC in connection.getresponse().read(MAX_BYTES)
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
 
 
 def short(url: str) -> str:
