@@ -1,7 +1,6 @@
 """Engines of well-known shapes with random weights, made on the device; and requests to them."""
 
 import random
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -56,12 +55,11 @@ class RandomWeights:
 
 
 class Made(NamedTuple):
-    """A model on the device, and the time to build it."""
+    """A model on the device."""
 
     model: Transformer
     kernels: Kernels
     accelerator: Accelerator
-    seconds: float
 
     def blocks_that_fit(self) -> int:
         """Number of blocks that fit in the free memory, with some room for a step."""
@@ -78,14 +76,12 @@ def fields_of(place: Place, shape: dict[str, Any]) -> dict[str, Any]:
     return shape | place.size({}, QUICK)
 
 
-def made(place: Place, shape: dict[str, Any], longest: int, accelerator: Accelerator | None = None) -> Made:
-    began_s = time.perf_counter()
+def made(place: Place, shape: dict[str, Any], longest: int) -> Made:
     config: ModelConfig = parse_config(fields_of(place, shape), "the shape")
     kernels = chosen(place, KvShape(torch.bfloat16, BLOCK, config.head_dim))
     with torch.inference_mode():
         model = Transformer(config, RandomWeights(place.device), longest, kernels.pointwise)
-    place.synchronize()
-    return Made(model, kernels, accelerator or place.accelerator(), time.perf_counter() - began_s)
+    return Made(model, kernels, place.accelerator())
 
 
 def runner_of(of: Made, caches: list[Any], limits: Limits, *, graphs: bool = True) -> DeviceRunner:
@@ -95,12 +91,11 @@ def runner_of(of: Made, caches: list[Any], limits: Limits, *, graphs: bool = Tru
     return runner
 
 
-def engine_of(runner: Any, limits: Limits, **changes: Any) -> Engine:
-    """Engine over a `Runner`, or over a wrapper of one."""
+def engine_of(runner: DeviceRunner, limits: Limits, **changes: Any) -> Engine:
     return Engine(config_of(runner, limits, **changes), runner, WallClock())
 
 
-def config_of(runner: Any, limits: Limits, **changes: Any) -> EngineConfig:
+def config_of(runner: DeviceRunner, limits: Limits, **changes: Any) -> EngineConfig:
     fields = {
         "model": "random",
         "dtype": "bfloat16",
@@ -120,7 +115,6 @@ def config_of(runner: Any, limits: Limits, **changes: Any) -> EngineConfig:
 class Asked(NamedTuple):
     prompt: Sequence[int]
     sampling: Sampling
-    adapter: str | None = None
 
 
 def tokens(chance: random.Random, count: int, vocabulary: int) -> list[int]:
@@ -135,7 +129,7 @@ def submit(engine: Engine, asked: Sequence[Asked], first: int = 0) -> None:
     """Numbered from the first."""
     for number, one in enumerate(asked, first):
         prompt = pack_tokens(one.prompt)
-        refused = engine.submit(Submit(number, prompt, one.sampling, lora_name=one.adapter, priority=float(number)))
+        refused = engine.submit(Submit(number, prompt, one.sampling, priority=float(number)))
         if refused is not None:
             raise ValueError(f"request {number}: {refused.message}")
 

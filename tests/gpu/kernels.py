@@ -8,7 +8,7 @@ import torch
 
 from kernels.paged import KvShape
 from tests.gpu.kit import ROOT
-from tests.gpu.place import Place, backends
+from tests.gpu.place import Place, unusable
 from tests.gpu.report import Table
 
 TITLE = "kernels against references of higher precision"
@@ -19,7 +19,7 @@ ON_CPU = ("plain", "sampling")
 
 def run(place: Place, table: Table) -> None:
     for block_size in (16, 32):
-        for name, reason in backends(place, KvShape(torch.bfloat16, block_size, 64))[1].items():
+        for name, reason in unusable(place, KvShape(torch.bfloat16, block_size, 64)).items():
             table.note(f"attention {name}, bf16, blocks of {block_size}", f"not here: {reason}")
     folder, names = (FOLDER / "gpu", ON_GPU) if place.is_gpu else (FOLDER, ON_CPU)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not grid", "--rootdir", str(ROOT)]

@@ -49,10 +49,6 @@ class Place(NamedTuple):
 
         return HostAccelerator()
 
-    def synchronize(self) -> None:
-        if self.is_gpu:
-            torch.cuda.synchronize()
-
 
 class Kernels(NamedTuple):
     attention: Attention[Any]
@@ -68,18 +64,16 @@ def chosen(place: Place, shape: KvShape) -> Kernels:
     return Kernels(choice.attention, *kernels_for(choice, shape))
 
 
-def backends(place: Place, shape: KvShape) -> tuple[list[Attention[Any]], dict[str, str]]:
-    """Attention backends that work here, and the errors of the others."""
-    if not place.is_gpu:
-        return [_plain().attention], {}
-    loaded, passed = [], {}
-    for backend in ORDER:
+def unusable(place: Place, shape: KvShape) -> dict[str, str]:
+    """Attention backends that do not work here, with their errors."""
+    passed = {}
+    for backend in ORDER if place.is_gpu else ():
         if backend.device == "cuda":
             try:
-                loaded.append(choose(backend.name, "cuda", shape).attention)
+                choose(backend.name, "cuda", shape)
             except ValueError as error:
                 passed[backend.name] = str(error)
-    return loaded, passed
+    return passed
 
 
 def _plain() -> Kernels:

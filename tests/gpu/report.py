@@ -5,7 +5,7 @@ import os
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -39,16 +39,6 @@ class Section(Struct):
     @property
     def failed(self) -> bool:
         return self.status == "failed"
-
-
-class Figures(NamedTuple):
-    """Values of several rounds."""
-
-    values: Sequence[float]
-
-    @property
-    def median(self) -> float:
-        return statistics.median(self.values)
 
 
 class Table:

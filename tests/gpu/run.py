@@ -37,12 +37,9 @@ class Part(NamedTuple):
 PARTS = (
     Part("kernels", 50, 130),
     Part("golden", 35, 110),
-    Part("ceilings", 5, 30),
-    Part("attention", 25, 70),
     Part("throughput", 60, 120),
     Part("host", 30, 120),
-    Part("steps", 20, 60),
-    Part("adapters", 25, 90),
+    Part("adapters", 15, 60),
     Part("serving", 40, 150),
 )
 NAMES = tuple(part.name for part in PARTS)

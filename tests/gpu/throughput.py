@@ -1,7 +1,6 @@
 """nano-vllm's benchmark, with its seed and its lengths: tokens a second, and what caching costs where it is of no use.
 
-The weights are random, which costs the same. The roofline is what the copy bandwidth allows, if every step read the
-weights and the KV of its requests once, and did nothing else.
+The weights are random, which costs the same.
 """
 
 import random
@@ -12,8 +11,6 @@ from replica.device.runner import DeviceRunner
 from replica.device.sizes import Limits
 from replica.engine.engine import Engine
 from replica.messages import Output, Sampling
-from replica.model.config import ModelConfig
-from tests.gpu.ceilings import measured
 from tests.gpu.engines import BLOCK, Asked, engine_of, finish, made, runner_of, submit
 from tests.gpu.place import Place
 from tests.gpu.report import Table
@@ -55,9 +52,6 @@ def run(place: Place, table: Table) -> None:
     greedy = requests(count, longest, 0.0, vocabulary)
     rates["greedy"] = [rate_of(engine_of(runner, limits), greedy)]
     tell(table, rates, asked)
-    best = roofline(asked, of.model.config, measured(place).bandwidth)
-    table.figure("roofline by the copy bandwidth", [best], "tok/s")
-    table.figure("of the roofline", [100 * max(rates["cached"]) / best], "%")
 
 
 def compared(place: Place, runner: DeviceRunner, limits: Limits, asked: Sequence[Asked]) -> dict[str, list[float]]:
@@ -108,13 +102,3 @@ def tell(table: Table, rates: dict[str, list[float]], asked: Sequence[Asked]) ->
     table.figure("output, greedy", rates["greedy"], "tok/s")
     overhead = 100 * (max(rates["uncached"]) / max(rates["cached"]) - 1)
     table.figure("prefix caching costs, nothing to find, best of the rounds", [overhead], "%", most=MAX_OVERHEAD)
-
-
-def roofline(asked: Sequence[Asked], config: ModelConfig, bandwidth: float) -> float:
-    """Tokens a second if all ran at once from their first token on."""
-    outputs = [one.sampling.max_tokens for one in asked]
-    read = sum(
-        output * len(one.prompt) + output * (output + 1) // 2 for one, output in zip(asked, outputs, strict=True)
-    )
-    taken = 2 * config.parameters * max(outputs) + read * config.kv_bytes_per_token("bfloat16")
-    return sum(outputs) * bandwidth / taken
