@@ -83,6 +83,11 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     log_level: str = "info"
 
     @property
+    def keeps_kv(self) -> bool:
+        """True if blocks go to a disk or to neighbours, where the digest of the weights tells them from others."""
+        return bool(self.disk_blocks or self.kv_read)
+
+    @property
     def retention_size(self) -> int:
         """The block size, in which prompts are retained; 0: they are not."""
         return self.block_size if self.enable_prefix_caching and self.retained_share else 0

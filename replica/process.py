@@ -163,16 +163,14 @@ def make_neighbours(config: EngineConfig, runner: Runner) -> Neighbours | None:
 
 def kv_layout_of(config: EngineConfig, runner: Runner) -> str:
     """Kernels count, too: on a CPU, blocks from elsewhere have the very bits that this replica would compute."""
-    from replica.model.config import read_config
-    from replica.model.weights_digest import kv_layout
+    from replica.model.config import kv_layout, read_config
 
-    folder = Path(config.model_path)
     return kv_layout(
-        read_config(folder),
+        read_config(Path(config.model_path)),
         dtype=config.dtype,
         block_size=config.block_size,
         model=config.model,
-        folder=folder,
+        weights_digest=runner.weights_digest,
         arrangement=f"layers, keys and values, tokens, heads; {runner.attention_name}",
     )
 

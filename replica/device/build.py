@@ -21,7 +21,7 @@ from replica.device.sizes import Limits, Size, decode_sizes, mixed_sizes
 from replica.lora.slots import ANY
 from replica.messages import Sampling
 from replica.model.config import ModelConfig, read_config
-from replica.model.progress import progress_of
+from replica.model.progress import Progress
 from replica.model.sizing import GIGABYTE, blocks_in, kv_memory
 from replica.model.weights import Weights
 from replica.runners.request import Request
@@ -46,6 +46,7 @@ class Loaded(NamedTuple):
     model: Transformer
     attention: Attention[Any]
     draw: Draw
+    weights_digest: str
 
     def runner(self, blocks: int, config: EngineConfig, accelerator: Accelerator) -> DeviceRunner:
         """Take memory for so many blocks, and one more for padding."""
@@ -73,6 +74,7 @@ def build_with(config: EngineConfig, accelerator: Accelerator) -> DeviceRunner:
         before, after, config.gpu_memory_utilization, needs, config.block_size, bytes_per_token
     )
     runner = loaded.runner(blocks, config, accelerator)
+    runner.weights_digest = loaded.weights_digest
     runner.rehearse_copy()
     capture_all(runner, sizes)
     log.info(
@@ -101,11 +103,11 @@ def load(config: EngineConfig, accelerator: Accelerator) -> Loaded:
     for name, reason in choice.passed.items():
         log.warning("attention %s cannot be used: %s", name, reason)
     pointwise, draw = kernels_for(choice, shape)
-    with Weights(folder, dtype, Uploads(accelerator).send) as weights:
+    with Weights(folder, dtype, Uploads(accelerator).send, digests=config.keeps_kv) as weights:
         model = Transformer(model_config, weights, config.max_model_len, pointwise)
         weights.finish()
     model.adapters.load_named(config)
-    return Loaded(model, choice.attention, draw)
+    return Loaded(model, choice.attention, draw, weights.digest)
 
 
 def limits_of(config: EngineConfig) -> Limits:
@@ -203,7 +205,7 @@ def made_up(tokens: int, runner: DeviceRunner, computed: int = 0, adapter: str |
 def capture_all(runner: DeviceRunner, sizes: tuple[Size, ...]) -> None:
     if not sizes:
         return
-    with progress_of("capturing graphs", len(sizes), spoken=str) as progress:
+    with Progress("capturing graphs", len(sizes), spoken=str) as progress:
         for size in sizes:
             runner.capture(size)
             progress.advance(1)

@@ -47,6 +47,7 @@ class DeviceRunner:
     """The last block of the caches belongs to no request: padding of a graph's batch is written there."""
 
     ahead = True
+    weights_digest = ""
 
     def __init__(
         self,

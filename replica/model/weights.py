@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from xxhash import xxh3_128
 
 from api.model_files import read_object
 from replica.model.config import some
-from replica.model.progress import progress_of
+from replica.model.progress import Progress
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +39,11 @@ class Weights:
         folder: Path,
         dtype: torch.dtype,
         send: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        *,
+        digests: bool = False,
     ) -> None:
-        """`send` takes a tensor to the device; without it they stay on the CPU."""
+        """`send` takes a tensor to the device; without it they stay on the CPU. `digests`: `digest` is wanted."""
+        self._digest = xxh3_128() if digests else None
         self._folder = folder
         self._dtype = dtype
         self._send = send
@@ -49,7 +53,7 @@ class Weights:
         files = sorted(set(self._places.values()))
         self._open = {file: opened(file) for file in files}
         sizes = (getattr(opened, "loaded_bytes", file.stat().st_size) for file, opened in self._open.items())
-        self._progress = progress_of(f"loading {folder.name}", sum(sizes))
+        self._progress = Progress(f"loading {folder.name}", sum(sizes))
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
         """The tensor of this name, in the dtype and on the device. ValueError where it is missing or another one."""
@@ -70,12 +74,20 @@ class Weights:
             raise ValueError(f"{file}: {name} cannot be read: {error}; get the file again") from error
         self._unread.discard(name)
         self._progress.advance(math.prod(shape) * tensor.itemsize)
+        if self._digest is not None:
+            self._digest.update(f"{name} {shape} {tensor.dtype}".encode())
+            self._digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
         what = f"{file}: {name}"
         converted = (tensor if self._send is None else self._send(tensor)).to(self._dtype)
         narrows = self._dtype == torch.float16 and tensor.dtype != torch.float16
         if narrows and not bool(converted.isfinite().all()):
             raise ValueError(f"{what} has values that float16 cannot hold; use bfloat16 or float32")
         return converted
+
+    @property
+    def digest(self) -> str:
+        """A digest of all tensors that were taken, in their order, whatever files they lie in."""
+        return "" if self._digest is None else self._digest.hexdigest()
 
     def finish(self) -> None:
         """Close the files after the last tensor is taken, and log unused tensors."""
@@ -86,7 +98,6 @@ class Weights:
         self.close()
 
     def close(self) -> None:
-        self._progress.stop()
         self._open.clear()  # the handles close when nothing refers to them; tensors keep their own memory
 
     def __enter__(self) -> "Weights":

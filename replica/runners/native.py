@@ -26,9 +26,11 @@ class NativeRunner(ImmediateRunner):
 
     def __init__(self, config: EngineConfig, model_config: ModelConfig, attention: Attention[ContextStep]) -> None:
         torch.set_num_threads(config.threads)
-        with Weights(Path(config.model_path), getattr(torch, config.dtype)) as weights:
+        dtype = getattr(torch, config.dtype)
+        with Weights(Path(config.model_path), dtype, digests=config.keeps_kv) as weights:
             self.model = Transformer(model_config, weights, config.max_model_len)
             weights.finish()
+        self.weights_digest = weights.digest
         self.adapters = self.model.adapters
         self.model.adapters.load_named(config)
         self.attention = attention

@@ -69,6 +69,7 @@ class Runner(Protocol):
     vocab_size: int  # token ids are below it
     attention_name: str  # empty where none is computed
     ahead: bool  # whether a step may be started before the results of the one before it are known
+    weights_digest: str  # empty where no block leaves the replica
 
     @property
     def memory(self) -> BlockMemory | None:
@@ -93,6 +94,7 @@ class ImmediateRunner(ABC):
     """A runner that has computed the step when it returns."""
 
     ahead = False
+    weights_digest = ""
     adapters: "Adapters | None" = None
 
     def start(self, batch: Sequence[Scheduled]) -> Finish:

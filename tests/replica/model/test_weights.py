@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from replica.model.progress import Lines
+from replica.model.progress import Progress
 from replica.model.weights import Weights
 from tests.late import transformers
 
@@ -51,9 +51,33 @@ def test_every_tensor_of_every_shard_is_found(tmp_path: Path) -> None:
     with Weights(tmp_path, torch.float32) as weights:
         for name, tensor in model.state_dict().items():
             assert torch.equal(weights.take(name, *tensor.shape), tensor)
-        lines = weights._progress
-        assert isinstance(lines, Lines) and 0.8 * lines._total < lines._done <= lines._total
         weights.finish()
+
+
+def digest(folder: Path, *names: str) -> str:
+    with Weights(folder, torch.bfloat16, digests=True) as weights:
+        for name in names:
+            weights.take(name, *SHAPE)
+    return weights.digest
+
+
+def test_the_digest_tells_weights_apart_wherever_they_lie(tmp_path: Path) -> None:
+    zeros, one = torch.zeros(SHAPE), torch.zeros(SHAPE)
+    one[-1, -1] = 1e-30  # lost in bfloat16
+    folders = [tmp_path / str(number) for number in range(5)]
+    for folder in folders:
+        folder.mkdir()
+    one_file(folders[0], a=zeros, b=one)
+    save_file({"a": zeros}, folders[1] / "first.safetensors")
+    save_file({"b": one}, folders[1] / "second.safetensors")
+    places = {"weight_map": {"a": "first.safetensors", "b": "second.safetensors"}}
+    (folders[1] / "model.safetensors.index.json").write_text(json.dumps(places))
+    one_file(folders[2], a=zeros, b=zeros.clone())
+    one_file(folders[3], a=one, b=zeros)
+    one_file(folders[4], a=zeros.bfloat16(), b=one)
+    found = [digest(folder, "a", "b") for folder in folders]
+    assert found[0] == found[1] and len(set(found)) == 4
+    assert digest(folders[0], "a") not in found
 
 
 @pytest.mark.parametrize("stored", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
@@ -143,7 +167,7 @@ def test_an_index_cannot_point_elsewhere(tmp_path: Path, shard: str) -> None:
 def test_progress_goes_to_the_log_every_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "replica.model.progress")
     now_s = 100.0
-    lines = Lines("loading llama", 16_000_000_000, lambda: now_s)
+    lines = Progress("loading llama", 16_000_000_000, clock_s=lambda: now_s)
     for now_s in (101.0, 109.9, 110.0, 115.0, 121.0):  # noqa: B007  # the clock reads it
         lines.advance(2_000_000_000)
     lines.finish()
