@@ -5,7 +5,6 @@ here. Four bytes of length are in front of every message. The first one is the v
 is answered with the reason that it is refused for, empty if it is accepted.
 """
 
-import json
 import logging
 import os
 import random
@@ -14,51 +13,16 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO, TypeAlias
+from typing import BinaryIO
 
 import msgspec
 import numpy as np
 
-from api.openai.constraints import DEFINITIONS, Constraint
+from api.openai.constraints import Constraint
 from api.process.lifeline import die_with_parent
-from replica.grammar.compiler import NotCompiled, grammar_of, matcher_of, schema_grammar, tokenizer_of
+from replica.grammar.compiler import NotCompiled, grammar_of, matcher_of, tokenizer_of
 from replica.grammar.matcher import Matcher, boolean
 from replica.grammar.vocabulary import Vocabulary, unpacked_vocabulary
-
-Schema: TypeAlias = dict[str, Any]
-Failure: TypeAlias = Callable[[str], str | None]  # why a schema cannot be compiled; None: it can
-
-MAX_TRIES = 200  # compilations to find one place
-NAMED = ("properties", "patternProperties", *DEFINITIONS)  # their members are schemas by name
-LISTED = ("anyOf", "oneOf", "allOf", "prefixItems")
-SINGLE = ("items", "additionalProperties", "additionalItems", "contains", "not", "propertyNames", "if", "then", "else")
-
-
-def place_of(schema: Schema, reason: str, failure: Failure) -> str:
-    """Return the path (`$`: the whole schema) of the deepest part that fails for the same reason by itself."""
-    definitions = {key: schema[key] for key in DEFINITIONS if key in schema}
-    path, children = "$", _children(schema)
-    for _ in range(MAX_TRIES):
-        step, child = next(children, ("", None))
-        if child is None:
-            break
-        if failure(json.dumps(definitions | child)) == reason:
-            path, children = path + step, _children(child)
-    return path
-
-
-def _children(schema: Schema) -> Iterator[tuple[str, Schema]]:
-    """The schemas in a schema, each with its place in it."""
-    for key, value in schema.items():
-        if key in NAMED and isinstance(value, dict):
-            found = [(f".{key}.{name}", child) for name, child in value.items()]
-        elif key in LISTED and isinstance(value, list):
-            found = [(f".{key}[{index}]", child) for index, child in enumerate(value)]
-        else:
-            found = [(f".{key}", value)] if key in SINGLE else []
-        yield from ((step, child) for step, child in found if isinstance(child, dict))
-
 
 LENGTH = struct.Struct("<I")
 MAX_CPU_S = 1.0  # the time for one constraint
@@ -114,26 +78,13 @@ class Trial:
                     raise NotCompiled(matcher.reason)
                 answer.append(int(draw.choice(allowed)))
         except NotCompiled as error:
-            reason = str(error)
-            if constraint.kind != "json_schema":
-                return reason
-            try:
-                return f"at {place_of(json.loads(constraint.text), reason, self._failure)}: {reason}"
-            except RecursionError:
-                return reason
+            return str(error)
         cpu_s, kept = time.thread_time() - began_s, _pages("resident") - before
         if cpu_s > MAX_CPU_S:
             return f"it takes {cpu_s:.1f} s to compile; at most {MAX_CPU_S:g} s are allowed"
         if kept > MAX_BYTES:
             return f"it takes {kept >> 20} MiB when compiled; at most {MAX_BYTES >> 20} MiB are allowed"
         return ""
-
-    def _failure(self, schema: str) -> str | None:
-        try:
-            matcher_of(self._tokenizer, schema_grammar(schema))
-        except NotCompiled as error:
-            return str(error)
-        return None
 
 
 def _received(source: BinaryIO) -> bytes | None:

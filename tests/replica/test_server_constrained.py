@@ -76,7 +76,7 @@ def test_a_schema_that_cannot_be_compiled_is_quoted(origin: Replica) -> None:
     answer = chat(origin, response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
     assert answer.status == 400
     assert answer.error["param"] == "response_format.json_schema.schema"
-    assert answer.error["message"].endswith("cannot be compiled: at $.properties.a.items: Invalid type: strin")
+    assert answer.error["message"].endswith("cannot be compiled: Invalid type: strin")
     assert chat(origin, guided_regex="(a").status == chat(origin, guided_grammar="start: b").status == 400
 
 

@@ -46,13 +46,11 @@ async def reason(checker: Checker, constraint: Constraint) -> str:
     return caught.value.message
 
 
-async def test_each_kind_is_accepted_and_a_mistake_is_placed(checker: Checker) -> None:
+async def test_each_kind_is_accepted_and_a_mistake_is_named(checker: Checker) -> None:
     for constraint in KINDS.values():
         await checker.check(Asked(constraint, "x"))
     wrong = schema({"type": "object", "properties": {"a": {"type": "strin"}}})
-    assert await reason(checker, wrong) == (
-        "guided_json cannot be compiled: at $.properties.a: Invalid type: strin"
-    )  # fmt: skip
+    assert await reason(checker, wrong) == "guided_json cannot be compiled: Invalid type: strin"
 
 
 async def test_what_hangs_or_crashes_the_compiler_is_refused_and_others_go_on(checker: Checker) -> None:
