@@ -29,6 +29,8 @@ from replica.engine.engine import Engine
 from replica.grammar.compilations import Compilations
 from replica.lora.shelf import Shelf
 from replica.model.sizing import GIGABYTE
+from replica.neighbours.connection import NeighbourConfig
+from replica.neighbours.reader import Reader
 from replica.neighbours.service import Neighbours
 from replica.runners.clock import Clock, WallClock
 from replica.runners.runner import Runner
@@ -63,20 +65,21 @@ def main(arguments: Sequence[str]) -> int:
             runner = make_runner(config, clock)
             if not config.num_blocks:
                 config = within_cache(msgspec.structs.replace(config, num_blocks=runner.num_blocks))
-            neighbours = make_neighbours(config, runner)
-            mover = make_mover(config, runner, clock, neighbours)
-            if neighbours is not None:
-                stack.callback(neighbours.close)
+            reader = make_reader(config, runner)
+            mover = make_mover(config, runner, clock, reader)
+            if reader is not None:
+                stack.callback(reader.close)
             if mover is not None:
                 stack.callback(mover.close)
             shelf = None if runner.adapters is None else Shelf(runner.adapters, config.max_loras)
             if shelf is not None:
                 stack.callback(shelf.close)
             engine = Engine(config, runner, clock, mover, shelf)
-            if neighbours is not None:
+            neighbours = None
+            if reader is not None:
+                assert isinstance(mover, ThreadedMover) and config.kv_read is not None, "there is KV memory"
+                neighbours = Neighbours(reader, config.kv_read, engine.pool, mover)
                 stack.callback(neighbours.stop)
-                assert isinstance(mover, ThreadedMover), "there is KV memory"
-                neighbours.listen(engine.pool, mover)
             publisher = None if config.events is None else stack.enter_context(Publisher(publisher_config(config)))
         except (ValueError, OverflowError, MemoryError, OSError, zmq.ZMQError) as error:  # a wrong setting
             print(f"Error: the engine cannot start: {error or 'out of memory'}", file=sys.stderr)
@@ -113,16 +116,16 @@ def make_runner(config: EngineConfig, clock: Clock) -> Runner:
     return build(config)
 
 
-def make_mover(config: EngineConfig, runner: Runner, clock: Clock, neighbours: Neighbours | None) -> Mover | None:
+def make_mover(config: EngineConfig, runner: Runner, clock: Clock, reader: Reader | None) -> Mover | None:
     """Make what brings blocks from lower media and neighbours, and saves them there; None: there are none."""
-    if not (config.host_blocks or neighbours) or not config.enable_prefix_caching:
+    if not (config.host_blocks or reader) or not config.enable_prefix_caching:
         return None
     if runner.memory is None:
         return SimulatedMover(clock, {HOST: config.simulated.host_tokens_per_s}, config.block_size)
     warn_of_too_much(config.host_blocks * runner.memory.block_bytes)
     host = HostMemory(config.host_blocks, runner.memory.block_bytes)
     disk = open_disk(config, runner, runner.memory.block_bytes) if config.disk_blocks else None
-    return ThreadedMover(runner.memory, host, config.num_blocks, disk, None if neighbours is None else neighbours.pull)
+    return ThreadedMover(runner.memory, host, config.num_blocks, disk, None if reader is None else reader.pull)
 
 
 def warn_of_too_much(host_bytes: int) -> None:
@@ -154,11 +157,18 @@ def open_disk(config: EngineConfig, runner: Runner, block_bytes: int) -> DiskFil
         raise OSError(f"{where} cannot be used: {why}; give a folder that this user can write to") from error
 
 
-def make_neighbours(config: EngineConfig, runner: Runner) -> Neighbours | None:
-    """Make what reads from neighbours and is read by them; None: there is no KV, or no secret."""
-    if runner.memory is None or config.kv_read is None or not config.enable_prefix_caching:
+def make_reader(config: EngineConfig, runner: Runner) -> Reader | None:
+    """Make what reads from neighbours, which then read here, too; None: there is no KV, or no secret."""
+    if runner.memory is None or config.kv_secret is None or not config.enable_prefix_caching:
         return None
-    return Neighbours(config, runner.memory, kv_layout_of(config, runner))
+    neighbours = NeighbourConfig(
+        secret=config.kv_secret.encode(),
+        model=config.model,
+        kv_layout=kv_layout_of(config, runner),
+        block_size=config.block_size,
+        most_tokens=config.max_model_len,
+    )
+    return Reader(neighbours, runner.memory)
 
 
 def kv_layout_of(config: EngineConfig, runner: Runner) -> str:
@@ -211,8 +221,8 @@ class Loop:
         self._poller = zmq.Poller()
         self._poller.register(socket, zmq.POLLIN)
         if neighbours is not None:
-            self._poller.register(neighbours.descriptor, zmq.POLLIN)
-            engine.scheduler.readers = neighbours.references
+            self._poller.register(neighbours.holds.descriptor, zmq.POLLIN)
+            engine.scheduler.readers = neighbours.holds.references
         self.compilations = Compilations(engine.config.max_waiting)
         self.stopped = False
         self._check_asked = False
@@ -294,8 +304,8 @@ class Loop:
         while not self.stopped and (ready := dict(self._poller.poll(max(0, round(wait_s * 1000))))):
             if self.socket in ready:
                 self.obey(self.socket.recv())
-            if self.neighbours is not None and self.neighbours.descriptor in ready:
-                self.neighbours.serve()
+            if self.neighbours is not None and self.neighbours.holds.descriptor in ready:
+                self.neighbours.holds.serve()
             wait_s = 0.0
         return not self.stopped
 

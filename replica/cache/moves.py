@@ -1,7 +1,7 @@
 """Moves of blocks between media, as the pool orders them and a mover carries them out."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
 
 from msgspec import Struct, field
 
@@ -9,6 +9,9 @@ from replica.cache.chain import Chain
 from replica.disk.record import Record
 
 PULLED = "PULL"  # a neighbour is a source like a medium
+# Called after each block, with the thread's processor time that it took and the longest pause that leaves time for the
+# rest.
+GiveWay: TypeAlias = Callable[[float, float], None]
 
 
 class Save(NamedTuple):
@@ -48,6 +51,10 @@ class Pull(NamedTuple):
     start: int
     blocks: Sequence[int]
     patience_s: float  # computing them takes no longer
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.blocks)
 
 
 class Transfer(Struct, eq=False):

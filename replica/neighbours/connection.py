@@ -9,12 +9,31 @@ import time
 from collections import Counter
 from contextlib import suppress
 
-from replica.neighbours.messages import LENGTH, FromSource, Lost, Read, encode
+from msgspec import Struct
+
+from replica.messages import NeighbourSnapshot
+from replica.neighbours.messages import LEASE_S, LENGTH, FromSource, Lost, Read, encode
 from replica.neighbours.sealed import SEAL_BYTES, NotProven, Session
 
 STALL_S = 2.0  # a peer that neither sends nor takes a byte for so long is given up
 LOOK_S = 0.05  # how soon a cancelled wait ends
 NO_PAYLOAD = memoryview(b"")
+
+
+class NeighbourConfig(Struct, frozen=True, kw_only=True):
+    """The names and the secret that both sides show, and the limits of what a source serves."""
+
+    secret: bytes
+    model: str
+    kv_layout: str
+    block_size: int
+    most_tokens: int  # the longest prompt
+    lease_s: float = LEASE_S
+    stall_s: float = STALL_S
+    turn_s: float = 1.0  # how long a reader waits for its turn
+    handshake_s: float = 2.0
+    most_readers: int = 64
+    streams: int = 2
 
 
 class Patience:
@@ -179,3 +198,8 @@ class Counts:
     def fail(self, reason: str) -> None:
         with self._lock:
             self.failures[reason] += 1
+
+    def snapshot(self) -> NeighbourSnapshot:
+        return NeighbourSnapshot(
+            blocks=self.blocks, bytes=self.bytes, seconds=self.seconds, failures=dict(self.failures)
+        )

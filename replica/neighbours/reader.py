@@ -4,16 +4,14 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import NamedTuple, TypeVar
 
 import msgspec
-from msgspec import Struct
 from xxhash import xxh3_128_digest
 
-from replica.cache.chain import Chain
-from replica.neighbours.connection import STALL_S, Connection, Counts, Patience, host_and_port
+from replica.cache.moves import GiveWay, Pull
+from replica.neighbours.connection import Connection, Counts, NeighbourConfig, Patience, host_and_port
 from replica.neighbours.messages import (
     LEASE_S,
     MAX_ANSWER_BYTES,
@@ -43,53 +41,33 @@ MAX_LOGGED = 1024
 FULL = ("", "busy")  # reasons of an offer that say nothing bad of the source
 
 
-class ReaderConfig(Struct, frozen=True, kw_only=True):
-    """The names and the secret that a reader shows to a source."""
+def read_of(pull: Pull, config: NeighbourConfig, patience_s: float) -> Read:
+    chain = pull.chain
+    return Read(
+        model=config.model,
+        prompt=chain.tokens[: pull.stop * chain.block_size].tobytes(),
+        start=pull.start,
+        stop=pull.stop,
+        kv_layout=config.kv_layout,
+        lora_name=chain.lora_name,
+        cache_salt=chain.cache_salt,
+        extras={index: list(own) for index, own in chain.extras.items() if index < pull.stop},
+        patience_s=patience_s,
+        lora_digest=chain.lora_digest,
+    )
 
-    secret: bytes
-    model: str
-    kv_layout: str
-    stall_s: float = STALL_S
 
-
-@dataclass(frozen=True)
-class Wanted:
-    """A chain's blocks from `start` to `stop`, all of them full."""
-
-    chain: Chain
-    start: int
-    stop: int
-
-    @property
-    def count(self) -> int:
-        return self.stop - self.start
-
-    def request(self, model: str, kv_layout: str, patience_s: float) -> Read:
-        chain = self.chain
-        return Read(
-            model=model,
-            prompt=chain.tokens[: self.stop * chain.block_size].tobytes(),
-            start=self.start,
-            stop=self.stop,
-            kv_layout=kv_layout,
-            lora_name=chain.lora_name,
-            cache_salt=chain.cache_salt,
-            extras={index: list(own) for index, own in chain.extras.items() if index < self.stop},
-            patience_s=patience_s,
-            lora_digest=chain.lora_digest,
-        )
-
-    def check_header(self, header: Block, came: int, block_bytes: int) -> None:
-        """Check what can be known before the payload is read. Lost says what is wrong, and then none may follow."""
-        expected = self.start + came
-        if header.index != expected:
-            raise Lost("order", f"block {header.index} came and {expected} was due")
-        if header.size != block_bytes:
-            raise Lost("size", f"block {header.index} has {header.size} bytes; this layout has {block_bytes}")
-        if header.tokens != self.chain.tokens_of(expected):
-            raise Lost("tokens", f"block {header.index} has other tokens")
-        if header.exact != self.chain.exact.get(expected):
-            raise Lost("tokens", f"block {header.index} has other extra keys")
+def check_header(pull: Pull, header: Block, came: int, block_bytes: int) -> None:
+    """Check what can be known before the payload is read. Lost says what is wrong, and then none may follow."""
+    expected = pull.start + came
+    if header.index != expected:
+        raise Lost("order", f"block {header.index} came and {expected} was due")
+    if header.size != block_bytes:
+        raise Lost("size", f"block {header.index} has {header.size} bytes; this layout has {block_bytes}")
+    if header.tokens != pull.chain.tokens_of(expected):
+        raise Lost("tokens", f"block {header.index} has other tokens")
+    if header.exact != pull.chain.exact.get(expected):
+        raise Lost("tokens", f"block {header.index} has other extra keys")
 
 
 class Kept(NamedTuple):
@@ -100,42 +78,34 @@ class Kept(NamedTuple):
 
 
 class Reader:
-    """Keeps connections, and remembers dead peers. One thread pulls; any may cancel a pull, and read the counts."""
+    """Keeps connections, and remembers dead peers. One thread pulls; any may stop it, and read the counts."""
 
-    def __init__(self, config: ReaderConfig, memory: BlockMemory) -> None:
+    def __init__(self, config: NeighbourConfig, memory: BlockMemory) -> None:
+        self.config = config
         self.counts = Counts()
-        self._config = config
         self._memory = memory
         self._buffer = memoryview(bytearray(memory.block_bytes))
         self._kept: dict[str, Kept] = {}  # the longest unused first
         self._dead_until_s: dict[str, float] = {}
         self._logged: set[tuple[str, str]] = set()
+        self._stopped = threading.Event()
 
-    def pull(
-        self,
-        endpoint: str,
-        wanted: Wanted,
-        targets: Sequence[int],
-        deadline_s: float,
-        cancelled: threading.Event | None = None,
-        give_way: Callable[[float, float], None] = lambda *_: None,
-    ) -> int:
-        """Write the wanted blocks into the targets; return how many leading ones came and were verified.
+    def pull(self, pull: Pull, give_way: GiveWay = lambda *_: None) -> int:
+        """Write the blocks into the pool's; return how many leading ones came and were verified.
 
-        The deadline is a time of `time.monotonic`. Targets beyond the number returned may have been written, too.
-        After each block but the last, `give_way` gets the processor time that it took this thread, and how long it may
-        pause: all pauses together take at most half of the time that is left, and none of its last HURRY_S.
+        Those beyond the number returned may have been written, too. After each block but the last, `give_way` gets the
+        processor time that it took this thread, and how long it may pause: all pauses together take at most half of
+        the time that is left, and none of its last HURRY_S.
         """
-        assert len(targets) == wanted.count, f"{len(targets)} targets for {wanted.count} blocks"
-        if time.monotonic() < self._dead_until_s.get(endpoint, 0.0):
+        began_s, endpoint = time.monotonic(), pull.endpoint
+        if began_s < self._dead_until_s.get(endpoint, 0.0):
             self.counts.fail("dead")
             return 0
-        began_s = time.monotonic()
-        patience = Patience(min(deadline_s, began_s + LEASE_S), cancelled, self._config.stall_s)
+        patience = Patience(began_s + min(pull.patience_s, LEASE_S), self._stopped, self.config.stall_s)
         came, connection = 0, None
         try:
             connection = self._take(endpoint) or self._connect(endpoint, patience)
-            for _ in self._blocks(connection, wanted, targets, patience, give_way):
+            for _ in self._blocks(connection, pull, patience, give_way):
                 came += 1
             self._kept[endpoint] = Kept(connection, time.monotonic())
             if len(self._kept) > MAX_KEPT:
@@ -148,6 +118,10 @@ class Reader:
             self.counts.took(time.monotonic() - began_s)
         return came
 
+    def stop(self) -> None:
+        """End the pull that is under way, and all later ones."""
+        self._stopped.set()
+
     def close(self) -> None:
         for kept in self._kept.values():
             kept.connection.close()
@@ -155,34 +129,27 @@ class Reader:
 
     # ---- one pull
 
-    def _blocks(
-        self,
-        connection: Connection,
-        wanted: Wanted,
-        targets: Sequence[int],
-        patience: Patience,
-        give_way: Callable[[float, float], None],
-    ) -> Iterator[None]:
+    def _blocks(self, connection: Connection, pull: Pull, patience: Patience, give_way: GiveWay) -> Iterator[None]:
         """Yield after each block that came and is right."""
         left_s = max(0.0, min(patience.until_s - time.monotonic(), 3600.0))
-        connection.send_frame(wanted.request(self._config.model, self._config.kv_layout, left_s), patience)
+        connection.send_frame(read_of(pull, self.config, left_s), patience)
         # An engine answers between two steps, which may take longer than a stall.
         offer = _receive(connection, Offer, patience.without_stall())
-        if offer.blocks > wanted.count:
-            raise Lost("protocol", f"{offer.blocks} blocks are offered and {wanted.count} were asked for")
+        if offer.blocks > len(pull.blocks):
+            raise Lost("protocol", f"{offer.blocks} blocks are offered and {len(pull.blocks)} were asked for")
         if offer.reason not in FULL:
             raise Lost("refused", f"it answers: {offer.reason}")
         for number in range(offer.blocks):
             began_s = time.thread_time()
             header = _receive(connection, Block, patience)
-            wanted.check_header(header, number, self._memory.block_bytes)
+            check_header(pull, header, number, self._memory.block_bytes)
             connection.receive_into(self._buffer, patience)
             if xxh3_128_digest(self._buffer) != header.checksum:
                 raise Lost("checksum", f"the payload of block {header.index} is damaged")
-            self._memory.write([targets[number]], [self._buffer])
+            self._memory.write([pull.blocks[number]], [self._buffer])
             self.counts.add(len(self._buffer))
             yield
-            left = wanted.count - number - 1
+            left = len(pull.blocks) - number - 1
             if left:
                 most_s = max(0.0, patience.until_s - time.monotonic() - HURRY_S) / left / 2
                 give_way(time.thread_time() - began_s, most_s)
@@ -197,7 +164,7 @@ class Reader:
         connection = Connection(connected)
         try:
             brief = patience.within(HANDSHAKE_S)
-            reply, session = reply_to(self._config.secret, connection.receive(CHALLENGE_BYTES, brief))
+            reply, session = reply_to(self.config.secret, connection.receive(CHALLENGE_BYTES, brief))
             connection.send(brief, reply)
             connection.session = session
             _receive(connection, Welcome, brief)

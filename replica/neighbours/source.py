@@ -1,7 +1,7 @@
 """The server of a replica whose blocks neighbours read. Every peer's cost is bounded in memory, threads and time.
 
 A connection has a thread, and a reader gets one stream at a time. A stream holds blocks only while it runs, which the
-lease bounds; a reader that takes no byte for `STALL_S` loses it sooner. There are `STREAMS` streams, so others wait for
+lease bounds; a reader that takes no byte for `stall_s` loses it sooner. There are a few streams, so others wait for
 their turn, and the buffers of these are all the payloads in flight.
 """
 
@@ -16,41 +16,20 @@ from contextlib import suppress
 from typing import Protocol
 
 import msgspec
-from msgspec import Struct
 from xxhash import xxh3_128_digest
 
 from events.blocks import TOKEN_BYTES
 from replica.cache.chain import Chain
-from replica.neighbours.connection import STALL_S, Connection, Counts, Patience, host_and_port
+from replica.neighbours.connection import Connection, Counts, NeighbourConfig, Patience, host_and_port
 from replica.neighbours.holds import Holds
-from replica.neighbours.messages import LEASE_S, MAX_READ_BYTES, Block, Lost, Offer, Read, Welcome, decode_read
+from replica.neighbours.messages import MAX_READ_BYTES, Block, Lost, Offer, Read, Welcome, decode_read
 from replica.neighbours.sealed import REPLY_BYTES, Challenge, NotProven
 
 log = logging.getLogger(__name__)
 
-MAX_READERS = 64
-STREAMS = 2
-HANDSHAKE_S = 2.0
 IDLE_S = 60.0  # a connection without a request
-TURN_S = 1.0  # how long a reader waits for its turn
-HOLD_S = 3.0  # and then for the engine, which may be in a step
+HOLD_S = 3.0  # how long a reader that has its turn waits for the engine, which may be in a step
 NICENESS = 5  # the threads' niceness: the engine's own come first
-
-
-class SourceConfig(Struct, frozen=True, kw_only=True):
-    """The blocks that a source serves, and its limits."""
-
-    secret: bytes
-    model: str
-    kv_layout: str
-    block_size: int
-    most_tokens: int  # the longest prompt
-    lease_s: float = LEASE_S
-    stall_s: float = STALL_S
-    turn_s: float = TURN_S
-    handshake_s: float = HANDSHAKE_S
-    most_readers: int = MAX_READERS
-    streams: int = STREAMS
 
 
 class StoredBlocks(Protocol):
@@ -66,13 +45,7 @@ class StoredBlocks(Protocol):
 class Source:
     """Serves until it is closed. Raises OSError if it cannot listen at the endpoint."""
 
-    def __init__(
-        self,
-        config: SourceConfig,
-        endpoint: str,
-        blocks: Holds,
-        memory: StoredBlocks,
-    ) -> None:
+    def __init__(self, config: NeighbourConfig, endpoint: str, blocks: Holds, memory: StoredBlocks) -> None:
         self.counts = Counts()
         self._config = config
         self._blocks = blocks
@@ -80,7 +53,6 @@ class Source:
         self._connections: set[Connection] = set()
         self._lock = threading.Lock()
         self._is_closed = False
-        self.kv_layout = config.kv_layout
         host, port = host_and_port(endpoint)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, port), family=family, backlog=config.most_readers)

@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
-from replica.cache.moves import PULLED, Load, Pull, Save, Transfer, Write, Written
+from replica.cache.moves import PULLED, GiveWay, Load, Pull, Save, Transfer, Write, Written
 from replica.disk.file import DiskFile
 from replica.disk.record import NOTHING, Recovery
 from replica.messages import DiskCounters
@@ -66,10 +66,8 @@ BESIDE_SHARE = 0.05  # a processor's time for loads, and as much for pulls, whil
 log = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
-GiveWay: TypeAlias = Callable[[float, float], None]
 # Reads blocks from a neighbour, for one thread, and returns how many leading ones have come and were verified; nothing
-# that a neighbour does raises. GiveWay is called after each block, with the thread's processor time that it took and
-# the longest pause that leaves time for the rest.
+# that a neighbour does raises.
 Puller: TypeAlias = Callable[[Pull, GiveWay], int]
 Landed: TypeAlias = tuple[list[Transfer], list[Written]]
 

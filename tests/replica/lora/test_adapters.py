@@ -12,17 +12,19 @@ import pytest
 from events.blocks import pack_tokens
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored
 from replica.cache.chain import Chain
+from replica.cache.moves import Pull
 from replica.config import LoraModule
 from replica.engine.engine import Engine
 from replica.messages import Sampling, Submit
 from replica.neighbours.messages import encode
-from replica.neighbours.reader import Wanted
+from replica.neighbours.reader import read_of
 from replica.neighbours.source import chain_of
 from tests.events.processes import wait_until
 from tests.replica.device.hosts import HostAccelerator, on_device
 from tests.replica.lora.adapters import ADAPTERS, adapted_logits, saved_adapter
 from tests.replica.lora.loading import load, shelf_of, unload
 from tests.replica.models import VOCABULARY, Answer, finish, native, saved, submit
+from tests.replica.neighbours.replicas import neighbour_config
 
 MODEL = "qwen3"
 Asked = Sequence[tuple[str | None, list[int]]]
@@ -279,7 +281,7 @@ def test_what_a_neighbour_reads_is_not_forgotten_by_halves(engine: Engine, folde
 def test_a_neighbour_is_asked_for_blocks_of_the_same_files() -> None:
     """One with another adapter of this name would otherwise give its own."""
     chain = Chain(prompt(40), 16, MODEL, lora_name="a", lora_digest="0" * 32)
-    read = Wanted(chain, 0, 2).request(MODEL, "layout", 1.0)
+    read = read_of(Pull("", chain, 0, range(2), 1.0), neighbour_config(), 1.0)
     assert chain_of(msgspec.msgpack.decode(encode(read), type=type(read)), 16).exact == chain.exact
     other = Chain(prompt(40), 16, MODEL, lora_name="a", lora_digest="1" * 32)
     assert (other.keys, other.exact) != (chain.keys, chain.exact)

@@ -3,6 +3,7 @@
 import hashlib
 import select
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,9 +12,11 @@ import numpy as np
 
 from replica.cache.block_pool import BlockPool
 from replica.cache.chain import Chain
+from replica.cache.moves import GiveWay, Pull
+from replica.neighbours.connection import NeighbourConfig
 from replica.neighbours.holds import Holds
-from replica.neighbours.reader import Reader, ReaderConfig, Wanted
-from replica.neighbours.source import Source, SourceConfig
+from replica.neighbours.reader import Reader
+from replica.neighbours.source import Source
 from tests.events.processes import wait_until
 from tests.replica.engines import MODEL, SIZE, admit, chain
 
@@ -59,9 +62,21 @@ def tokens_of(blocks: int, first: int = 0) -> list[int]:
     return list(range(first, first + blocks * SIZE))
 
 
-def wanted(blocks: int, start: int = 0, *, first: int = 0, **extra: Any) -> Wanted:
+def wanted(blocks: int, start: int = 0, *, first: int = 0, **extra: Any) -> Pull:
     """Return the blocks of `tokens_of`, which a source has if it has served them."""
-    return Wanted(chain([*tokens_of(blocks, first), 1], **extra), start, blocks)
+    return Pull("", chain([*tokens_of(blocks, first), 1], **extra), start, range(start, blocks), 0.0)
+
+
+def pull(
+    reader: Reader,
+    endpoint: str,
+    want: Pull,
+    targets: Sequence[int],
+    until_s: float,
+    give_way: GiveWay = lambda *_: None,
+) -> int:
+    patience_s = until_s - time.monotonic()
+    return reader.pull(want._replace(endpoint=endpoint, blocks=targets, patience_s=patience_s), give_way)
 
 
 class Engine:
@@ -94,7 +109,7 @@ class ServingEngine(Engine):
 
     def __init__(self, num_blocks: int, block_bytes: int = BLOCK_BYTES, share: float = 1 / 8, **config: Any) -> None:
         super().__init__(num_blocks, block_bytes, share=share)
-        self.source = Source(source_config(**config), ANY_PORT, self.holds, self.memory)
+        self.source = Source(neighbour_config(**config), ANY_PORT, self.holds, self.memory)
         self._ends = threading.Event()
         self._steps = threading.Lock()
         self._thread = threading.Thread(target=self._run)
@@ -119,7 +134,7 @@ class ServingEngine(Engine):
         self.pool.check()
 
 
-def source_config(**changes: Any) -> SourceConfig:
+def neighbour_config(**changes: Any) -> NeighbourConfig:
     fields: dict[str, Any] = {
         "secret": SECRET,
         "model": MODEL,
@@ -127,24 +142,19 @@ def source_config(**changes: Any) -> SourceConfig:
         "block_size": SIZE,
         "most_tokens": 100_000,
     }
-    return SourceConfig(**(fields | changes))
-
-
-def reader(memory: ArrayMemory, **changes: Any) -> Reader:
-    config = ReaderConfig(**({"secret": SECRET, "model": MODEL, "kv_layout": LAYOUT} | changes))
-    return Reader(config, memory)
+    return NeighbourConfig(**(fields | changes))
 
 
 @contextmanager
 def reading(memory: ArrayMemory, **changes: Any) -> Iterator[Reader]:
-    own = reader(memory, **changes)
+    own = Reader(neighbour_config(**changes), memory)
     try:
         yield own
     finally:
         own.close()
 
 
-def came(memory: ArrayMemory, want: Wanted, targets: Sequence[int], count: int) -> bool:
+def came(memory: ArrayMemory, want: Pull, targets: Sequence[int], count: int) -> bool:
     """Return True if the first `count` targets hold what was wanted."""
     expected = (payload_of(want.chain, index, memory.block_bytes) for index in range(want.start, want.start + count))
     return all(memory.rows[target].tobytes() == own for target, own in zip(targets, expected, strict=False))

@@ -12,6 +12,7 @@ import pytest
 
 from replica.neighbours.connection import Connection, Patience
 from replica.neighbours.messages import LENGTH, MAX_ANSWER_BYTES, Block, Offer, Read, Welcome, encode
+from replica.neighbours.reader import read_of
 from replica.neighbours.sealed import CHALLENGE_BYTES, SEAL_BYTES, reply_to
 from tests.events.processes import wait_until
 from tests.replica.engines import chain
@@ -22,6 +23,8 @@ from tests.replica.neighbours.replicas import (
     ArrayMemory,
     ServingEngine,
     came,
+    neighbour_config,
+    pull,
     reading,
     tokens_of,
     wanted,
@@ -54,13 +57,13 @@ def test_a_source_that_goes_leaves_what_came_until_then(reason: str) -> None:
     try:
         with reading(memory, stall_s=0.5) as own:
             began_s = time.monotonic()
-            count = own.pull(engine.source.endpoint, want, range(48), soon())
+            count = pull(own, engine.source.endpoint, want, range(48), soon())
             assert 5 <= count < 48, "the rest was not sent yet"
             assert time.monotonic() - began_s < 5
             assert came(memory, want, range(48), count)
             assert own.counts.failures == {reason: 1}
             # It is dead for a while, and asking it costs nothing.
-            assert own.pull(engine.source.endpoint, want, range(48), soon()) == 0
+            assert pull(own, engine.source.endpoint, want, range(48), soon()) == 0
             assert own.counts.failures["dead"] == 1
     finally:
         over.set()
@@ -133,7 +136,7 @@ def test_a_lie_ends_the_pull_with_what_came_before(name: str) -> None:
     lie, reason, count = LIES[name]
     memory, want = ArrayMemory(8), wanted(8)
     with liar(lie) as source, reading(memory) as own:
-        assert own.pull(source.endpoint, want, range(8), soon()) == count
+        assert pull(own, source.endpoint, want, range(8), soon()) == count
         assert came(memory, want, range(8), count)
         assert own.counts.failures == {reason: 1}
 
@@ -146,9 +149,9 @@ def test_a_connection_on_which_more_comes_than_was_asked_for_is_not_used_again()
 
     more = threading.Event()
     with liar(says_more) as source, reading(ArrayMemory(8)) as own:
-        assert own.pull(source.endpoint, wanted(8), range(8), soon()) == 8
+        assert pull(own, source.endpoint, wanted(8), range(8), soon()) == 8
         assert more.wait(SOON_S)
-        assert own.pull(source.endpoint, wanted(8), range(8), soon()) == 8
+        assert pull(own, source.endpoint, wanted(8), range(8), soon()) == 8
         assert not own.counts.failures
 
 
@@ -165,7 +168,7 @@ def test_a_slow_source_gives_what_it_can_until_the_deadline() -> None:
 
     with liar(slow) as source, reading(ArrayMemory(8)) as own:
         began_s = time.monotonic()
-        assert own.pull(source.endpoint, wanted(8), range(8), began_s + 0.5) == 3
+        assert pull(own, source.endpoint, wanted(8), range(8), began_s + 0.5) == 3
         assert time.monotonic() - began_s < SOON_S / 2
         assert own.counts.failures == {"deadline": 1}
         sent.release(8)
@@ -234,7 +237,7 @@ def test_a_handshake_that_a_listener_recorded_is_worth_nothing(serving: ServingE
 
 
 def request_for(blocks: int) -> Read:
-    return wanted(blocks).request("model", "layout-1", SOON_S)
+    return read_of(wanted(blocks), neighbour_config(), SOON_S)
 
 
 def test_a_request_that_a_listener_recorded_is_worth_nothing(serving: ServingEngine) -> None:

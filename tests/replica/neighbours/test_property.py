@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
+from replica.cache.moves import Pull
 from replica.neighbours.holds import Held
-from replica.neighbours.messages import Block, Lost, Offer, Read, encode
-from replica.neighbours.reader import Wanted
+from replica.neighbours.messages import Block, Lost, Offer, encode
+from replica.neighbours.reader import check_header, read_of
 from replica.neighbours.sealed import READER, SOURCE, Challenge, NotProven, Session, reply_to
 from tests.replica.engines import admit, chain
 from tests.replica.neighbours.liars import true_block
-from tests.replica.neighbours.replicas import BLOCK_BYTES, Engine, tokens_of, wanted
+from tests.replica.neighbours.replicas import BLOCK_BYTES, Engine, neighbour_config, tokens_of, wanted
 
 # ---- what comes
 
@@ -33,7 +34,7 @@ changes = st.none() | st.sampled_from(sorted(FIELDS)).flatmap(lambda name: st.tu
 def test_only_the_header_that_is_due_is_taken(start: int, count: int, changed: list[tuple[str, object] | None]) -> None:
     """Blocks come with changed headers; a change to what was there is none. Checksums are of payloads, which follow."""
     want = wanted(start + count, start, cache_salt="s")
-    request: Read = want.request("model", "layout", 1.0)
+    request = read_of(want, neighbour_config(), 1.0)
     for number in range(count):
         true, _ = true_block(request, start + number)
         change = changed[number]
@@ -42,9 +43,9 @@ def test_only_the_header_that_is_due_is_taken(start: int, count: int, changed: l
         assert not is_taken(want, true, number + 1)
 
 
-def is_taken(want: Wanted, header: Block, came: int) -> bool:
+def is_taken(want: Pull, header: Block, came: int) -> bool:
     try:
-        want.check_header(header, came, BLOCK_BYTES)
+        check_header(want, header, came, BLOCK_BYTES)
     except Lost:
         return False
     return True

@@ -12,7 +12,7 @@ from replica.neighbours.messages import LEASE_S
 from replica.neighbours.reader import HURRY_S
 from tests.events.processes import wait_until
 from tests.replica.engines import chain
-from tests.replica.neighbours.replicas import ArrayMemory, ServingEngine, came, reading, tokens_of, wanted
+from tests.replica.neighbours.replicas import ArrayMemory, ServingEngine, came, pull, reading, tokens_of, wanted
 
 SOON_S = 15.0
 
@@ -37,7 +37,7 @@ def test_the_wanted_blocks_come_as_the_source_has_them() -> None:
     memory, want = ArrayMemory(32), wanted(8)
     targets = [7, 3, 30, 11, 2, 9, 1, 20]
     with serving(8) as engine, reading(memory) as own:
-        assert own.pull(engine.source.endpoint, want, targets, soon()) == 8
+        assert pull(own, engine.source.endpoint, want, targets, soon()) == 8
         assert came(memory, want, targets, 8)
         assert (own.counts.blocks, own.counts.bytes) == (8, 8 * memory.block_bytes)
         assert not own.counts.failures
@@ -50,7 +50,7 @@ def test_the_caller_may_pause_after_each_block() -> None:
         given.append((took_s, most_s))
 
     with serving(8) as engine, reading(ArrayMemory(8)) as own:
-        assert own.pull(engine.source.endpoint, wanted(8), range(8), soon(), give_way=give_way) == 8
+        assert pull(own, engine.source.endpoint, wanted(8), range(8), soon(), give_way=give_way) == 8
     assert all(0 < took_s < SOON_S for took_s, _ in given)
     room_s = min(SOON_S, LEASE_S) - HURRY_S
     assert [most_s for _, most_s in given] == pytest.approx([room_s / 2 / left for left in range(7, 0, -1)], rel=0.1)
@@ -60,8 +60,8 @@ def test_a_reader_that_pauses_too_long_keeps_what_came_and_blames_nobody(monkeyp
     monkeypatch.setattr("replica.neighbours.reader.LEASE_S", 0.25)
     with serving(8) as engine, reading(ArrayMemory(8)) as own:
         pausing: dict[str, Any] = {"give_way": lambda *_: time.sleep(0.1)}
-        assert 0 < own.pull(engine.source.endpoint, wanted(8), range(8), soon(), **pausing) < 8
-        assert own.pull(engine.source.endpoint, wanted(8), range(8), soon()) == 8
+        assert 0 < pull(own, engine.source.endpoint, wanted(8), range(8), soon(), **pausing) < 8
+        assert pull(own, engine.source.endpoint, wanted(8), range(8), soon()) == 8
         assert own.counts.failures == {"deadline": 1}
 
 
@@ -76,11 +76,11 @@ def test_a_block_needs_the_salt_the_adapter_and_the_extra_keys_as_well_as_the_to
             {"cache_salt": "theirs", "extras": own_extras},
         ]
         for other in others:
-            assert own.pull(engine.source.endpoint, wanted(4, **other), range(4), soon()) == 0
+            assert pull(own, engine.source.endpoint, wanted(4, **other), range(4), soon()) == 0
         without_extras = wanted(4, cache_salt="theirs", lora_name="sql")
-        assert own.pull(engine.source.endpoint, without_extras, range(4), soon()) == 1
+        assert pull(own, engine.source.endpoint, without_extras, range(4), soon()) == 1
         same = wanted(4, cache_salt="theirs", lora_name="sql", extras=own_extras)
-        assert own.pull(engine.source.endpoint, same, range(4), soon()) == 4
+        assert pull(own, engine.source.endpoint, same, range(4), soon()) == 4
         assert came(memory, same, range(4), 4)
 
 
@@ -89,13 +89,13 @@ def test_a_source_that_restarts_is_read_over_a_new_connection() -> None:
     with reading(memory) as own:
         with serving(8) as engine:
             endpoint = engine.source.endpoint
-            assert own.pull(endpoint, wanted(8), range(8), soon()) == 8
+            assert pull(own, endpoint, wanted(8), range(8), soon()) == 8
         port = endpoint.rpartition(":")[2]
         with serving(4) as engine:
             moved = engine.source.endpoint
-            assert own.pull(endpoint, wanted(8), range(8), soon()) == 0, f"nobody is at {port}"
+            assert pull(own, endpoint, wanted(8), range(8), soon()) == 0, f"nobody is at {port}"
             assert own.counts.failures == {"unreachable": 1}
-            assert own.pull(moved, wanted(8), range(8), soon()) == 4
+            assert pull(own, moved, wanted(8), range(8), soon()) == 4
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_source_that_restarts_is_read_over_a_new_connection() -> None:
 def test_a_stranger_reads_nothing(changed: dict[str, Any], reason: str, at_source: str) -> None:
     memory = ArrayMemory(8)
     with serving(8) as engine, reading(memory, **changed) as own:
-        assert own.pull(engine.source.endpoint, wanted(8), range(8), soon()) == 0
+        assert pull(own, engine.source.endpoint, wanted(8), range(8), soon()) == 0
         assert own.counts.failures == {reason: 1}
         wait_until(lambda: engine.source.counts.failures == {at_source: 1}, "the source has counted it")
         assert not memory.rows.any()
@@ -121,14 +121,14 @@ def test_a_pull_ends_at_its_deadline() -> None:
         released = threading.Event()
         engine.memory.on_read = lambda _: released.wait(SOON_S)
         began_s = time.monotonic()
-        assert own.pull(engine.source.endpoint, wanted(8), range(8), began_s + 0.2) == 0
+        assert pull(own, engine.source.endpoint, wanted(8), range(8), began_s + 0.2) == 0
         assert time.monotonic() - began_s < SOON_S / 2
         assert own.counts.failures == {"deadline": 1}
         released.set()
 
 
 def test_a_pull_is_cancelled_by_another_thread() -> None:
-    memory, cancelled = ArrayMemory(8), threading.Event()
+    memory = ArrayMemory(8)
     with serving(8) as engine, reading(memory) as own:
         asked, released = threading.Event(), threading.Event()
 
@@ -140,16 +140,16 @@ def test_a_pull_is_cancelled_by_another_thread() -> None:
 
         def cancel() -> None:
             asked.wait(SOON_S)
-            cancelled.set()
+            own.stop()
 
         canceller = threading.Thread(target=cancel)
         canceller.start()
-        assert own.pull(engine.source.endpoint, wanted(8), range(8), soon(), cancelled) == 0
+        assert pull(own, engine.source.endpoint, wanted(8), range(8), soon()) == 0
         canceller.join()
         assert own.counts.failures == {"cancelled": 1}
+        assert pull(own, engine.source.endpoint, wanted(8), range(8), soon()) == 0, "and later ones end at once"
+        assert own.counts.failures == {"cancelled": 2}, "the peer has done nothing wrong"
         released.set()
-        engine.memory.on_read = lambda _: None
-        assert own.pull(engine.source.endpoint, wanted(8), range(8), soon()) == 8, "the peer has done nothing wrong"
 
 
 def test_held_blocks_stay_as_they_were_while_the_pool_evicts() -> None:
@@ -166,7 +166,7 @@ def test_held_blocks_stay_as_they_were_while_the_pool_evicts() -> None:
                 engine.pool.release(taken)
 
         engine.memory.on_read = evict_at_the_second
-        assert own.pull(engine.source.endpoint, want, range(8), soon()) == 8
+        assert pull(own, engine.source.endpoint, want, range(8), soon()) == 8
         assert came(memory, want, range(8), 8)
 
 
@@ -182,11 +182,11 @@ def test_readers_take_turns_and_one_that_waits_too_long_is_told() -> None:
         engine.memory.on_read = stop_here
         counts: list[int] = []
         pulls = threading.Thread(
-            target=lambda: counts.append(first.pull(engine.source.endpoint, wanted(8), range(8), soon()))
+            target=lambda: counts.append(pull(first, engine.source.endpoint, wanted(8), range(8), soon()))
         )
         pulls.start()
         assert reading_now.wait(SOON_S)
-        assert second.pull(engine.source.endpoint, wanted(8), range(8), soon()) == 0
+        assert pull(second, engine.source.endpoint, wanted(8), range(8), soon()) == 0
         released.set()
         pulls.join()
         assert counts == [8]
@@ -199,7 +199,7 @@ def test_an_engine_that_does_not_answer_holds_nothing_afterwards() -> None:
     memory = ArrayMemory(8)
     with serving(8) as engine, reading(memory) as own:
         with engine.paused():
-            assert own.pull(engine.source.endpoint, wanted(8), range(8), time.monotonic() + 0.2) == 0
+            assert pull(own, engine.source.endpoint, wanted(8), range(8), time.monotonic() + 0.2) == 0
         assert own.counts.failures == {"deadline": 1}
         wait_until(lambda: not engine.source.readers, "the stream has ended")
         wait_until(lambda: not engine.holds.references, "nothing is held")

@@ -14,14 +14,14 @@ import pytest
 
 from replica.cache.chain import Chain
 from replica.cache.lower import DISK, HOST
-from replica.cache.moves import Load, Pull, Save, Transfer, Write
+from replica.cache.moves import GiveWay, Load, Pull, Save, Transfer, Write
 from replica.config import EngineConfig, SimulatedConfig
 from replica.disk.file import DiskFile, open_disk_file
 from replica.disk.record import Record
 from replica.engine.engine import Engine
 from replica.runners.clock import VirtualClock
 from replica.runners.runner import ArrayMemory
-from replica.tiers.mover import PARTS, GiveWay, HostMemory, ThreadedMover
+from replica.tiers.mover import PARTS, HostMemory, ThreadedMover
 from tests.events.processes import wait_until
 from tests.replica.ahead import AheadRunner
 from tests.replica.engine.test_scheduler_property import EOS, SAME, answer
