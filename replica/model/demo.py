@@ -4,49 +4,40 @@ It babbles. Its texts lie in `demo_files`, the tokenizer learnt from demo.txt am
 Raise VERSION and correct SIZES when any of them changes, because a folder that is whole is never made again.
 """
 
-import contextlib
 import os
 import shutil
 import tempfile
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 VERSION = 1
 CACHE_VARIABLE = "WARMROUTE_CACHE_DIR"
 TEXTS = Path(__file__).with_name("demo_files")
 SIZES = {"model.safetensors": 12_028_992} | {file.name: file.stat().st_size for file in TEXTS.iterdir()}
-ABANDONED_AFTER_S = 3600.0  # making it takes seconds
 
 
 def demo_folder() -> Path:
-    """The folder of the demo model, in Hugging Face's layout; made if it is not there yet, or not whole."""
-    folder = cache_folder() / f"demo-{VERSION}"
-    # Names and sizes are compared: reading it all would take as long as making it.
-    files = {name: folder / name for name in SIZES}
-    if all(file.is_file() and file.stat().st_size == SIZES[name] for name, file in files.items()):
+    """The folder of the demo model, in Hugging Face's layout; made if it is not there yet."""
+    return made_once(cache_folder() / f"demo-{VERSION}", write_demo, "the demo model")
+
+
+def made_once(folder: Path, make: Callable[[Path], None], what: str) -> Path:
+    """Return the folder; if it is not there, `make` fills one beside it, so that nobody sees half of it."""
+    if folder.is_dir():
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        # Remove the folders of makers that were killed.
-        for unfinished in folder.parent.glob(".demo-*"):
-            with contextlib.suppress(FileNotFoundError):  # another one removes it too
-                if time.time() - unfinished.stat().st_mtime > ABANDONED_AFTER_S:
-                    shutil.rmtree(unfinished, ignore_errors=True)
-        # Write under another name first, so that a half-written file is never visible.
-        with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as beside:
+        with tempfile.TemporaryDirectory(prefix=".", dir=folder.parent) as beside:
             made = Path(beside) / folder.name
             made.mkdir()
-            write_demo(made)
+            make(made)
             try:
                 made.rename(folder)
             except OSError:
-                if not folder.is_dir():
+                if not folder.is_dir():  # another process was faster
                     raise
-                # It is damaged, or of another one who was faster: each file takes the place of an equal one.
-                for file in made.iterdir():
-                    file.replace(folder / file.name)
     except OSError as error:
-        reason = f"the demo model cannot be written to {folder.parent}: {error}"
+        reason = f"{what} cannot be written to {folder.parent}: {error}"
         raise OSError(f"{reason}; set {CACHE_VARIABLE} to a folder that can be written to") from error
     return folder
 

@@ -4,14 +4,13 @@ import json
 import math
 import os
 import struct
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from xxhash import xxh3_64_hexdigest
 
 from replica.model.config import parse_config
-from replica.model.demo import CACHE_VARIABLE, cache_folder
+from replica.model.demo import cache_folder, made_once
 from replica.model.gguf.header import F32, Header, Tensor, read_header
 from replica.model.gguf.tokenizer import TOKENS, build_tokenizer, tokenizer_config
 
@@ -37,25 +36,13 @@ def gguf_folder(file: Path) -> Path:
     """Its texts and a link to it, made once for each state of the file. ValueError for a file that cannot run here."""
     whole, found = file.resolve(), file.stat()
     state = xxh3_64_hexdigest(os.fsencode(f"{VERSION} {found.st_size} {found.st_mtime_ns} {whole}"))
+
+    def make(folder: Path) -> None:
+        write_texts(whole, folder)
+        (folder / "model.gguf").symlink_to(whole)
+
     folder = cache_folder() / "gguf" / f"{file.stem[:100]}-{state}"
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        if not folder.is_dir():
-            # Under another name first, so that nobody reads half of it.
-            with tempfile.TemporaryDirectory(prefix=".", dir=folder.parent) as beside:
-                unfinished = Path(beside) / folder.name
-                unfinished.mkdir()
-                write_texts(whole, unfinished)
-                (unfinished / "model.gguf").symlink_to(whole)
-                try:
-                    unfinished.rename(folder)
-                except OSError:
-                    if not folder.is_dir():  # another process was faster
-                        raise
-    except OSError as error:
-        reason = f"the tokenizer of {file} cannot be written to {folder.parent}: {error}"
-        raise OSError(f"{reason}; set {CACHE_VARIABLE} to a folder that can be written to") from error
-    return folder
+    return made_once(folder, make, f"the tokenizer of {file}")
 
 
 def write_texts(file: Path, folder: Path) -> None:

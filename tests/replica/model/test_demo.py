@@ -1,23 +1,16 @@
-"""The demo model: the same everywhere, loadable, readable, and dependent on its whole context."""
+"""The demo model: the same everywhere, and made once."""
 
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
-from api.prompts.templates import Conversation
-from api.tokens.tokenizer import HfTokenizer
-from replica.model import demo, demo_weights
+from replica.model import demo
 from replica.model.demo import demo_folder
 from tests.events.processes import wait_until
-from tests.late import transformers
 
 # Whoever changes these must raise VERSION, so that machines that have the old files make the new ones.
 DIGESTS = {
@@ -29,8 +22,6 @@ DIGESTS = {
     "tokenizer_config.json": "156f8f815b5cec45",
 }
 LARGEST_BYTES = 20e6
-LEARNT_FROM = Path(demo_weights.__file__).with_name("demo.txt").read_text()
-QUESTIONS = ("What is a cache?", "Why do trains wait?", "Tell me a story", "How do I bake bread in the rain?")
 
 
 @pytest.fixture(scope="module")
@@ -38,30 +29,10 @@ def folder(demo_cache: Path) -> Path:
     return demo_cache / f"demo-{demo.VERSION}"
 
 
-@pytest.fixture(scope="module")
-def tokenizer(folder: Path) -> HfTokenizer:
-    return HfTokenizer(folder)
-
-
-@pytest.fixture(scope="module")
-def model(folder: Path) -> Any:
-    torch.set_num_threads(1)
-    return transformers.LlamaForCausalLM.from_pretrained(folder)  # in eval mode
-
-
 def demo_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Folder of the demo model in a cache at `folder`."""
     monkeypatch.setenv("WARMROUTE_CACHE_DIR", str(folder))
     return folder / f"demo-{demo.VERSION}"
-
-
-def prompt(tokenizer: HfTokenizer, question: str) -> list[int]:
-    return tokenizer.encode(
-        f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False
-    )
-
-
-# ---- its files
 
 
 def test_the_files_are_the_same_on_every_machine(folder: Path) -> None:
@@ -98,36 +69,6 @@ def test_two_processes_that_make_it_at_once_both_get_it(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [expected.name]
 
 
-def test_what_killed_makers_left_is_not_taken_and_removed_once_it_is_old(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = demo_in(tmp_path, monkeypatch)
-    old, new = tmp_path / f".{expected.name}-old", tmp_path / f".{expected.name}-new"
-    for left in (old, new):
-        left.mkdir()
-        (left / "model.safetensors").touch()
-    two_hours_ago = time.time() - 7200
-    os.utime(old, (two_hours_ago, two_hours_ago))
-    assert {file.name for file in demo_folder().iterdir()} == set(DIGESTS)
-    assert set(tmp_path.iterdir()) == {expected, new}
-
-
-@pytest.mark.parametrize("damage", ["lost", "cut"])
-def test_a_damaged_folder_is_repaired(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
-) -> None:
-    expected = demo_in(tmp_path, monkeypatch)
-    shutil.copytree(folder, expected)
-    (expected / "notes.txt").touch()
-    if damage == "lost":
-        (expected / "config.json").unlink()
-    else:
-        os.truncate(expected / "model.safetensors", 1000)
-    assert demo_folder() == expected
-    assert {file.name: file.stat().st_size for file in expected.iterdir()} == demo.SIZES | {"notes.txt": 0}
-    assert list(tmp_path.iterdir()) == [expected]
-
-
 def test_a_cache_without_a_home_folder_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WARMROUTE_CACHE_DIR", "~no such user/x")
     with pytest.raises(ValueError, match="'~no such user/x' has no home folder; set WARMROUTE_CACHE_DIR to a"):
@@ -141,47 +82,3 @@ def test_a_place_that_cannot_be_written_to_is_named_with_the_way_out(
     demo_in(tmp_path / "file" / "cache", monkeypatch)
     with pytest.raises(OSError, match=r"Not a directory.*; set WARMROUTE_CACHE_DIR to a folder that can be written to"):
         demo_folder()
-
-
-# ---- its tokenizer and template
-
-
-CONVERSATIONS = [
-    Conversation(messages=[{"role": "user", "content": "Hi"}]),
-    Conversation(messages=[{"role": "user", "content": "Hi"}], add_generation_prompt=False),
-    Conversation(
-        messages=[
-            {"role": "system", "content": "Be brief."},
-            {"role": "user", "content": "Weather?"},
-            {
-                "role": "assistant",
-                "content": None,
-                "tool_calls": [{"type": "function", "function": {"name": "look", "arguments": {"at": "sky"}}}] * 2,
-            },
-            {"role": "tool", "content": "fog"},
-        ],
-        tools=[{"type": "function", "function": {"name": "look"}}],
-    ),
-    Conversation(messages=[{"role": "user", "content": "Hi"}], tools=[{"type": "function"}]),
-    Conversation(
-        messages=[{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Once "}],
-        add_generation_prompt=False,
-        continue_final_message=True,
-    ),
-]
-
-
-# ---- its text
-
-
-@pytest.fixture(scope="module")
-def answers(tokenizer: HfTokenizer, model: Any) -> list[list[int]]:
-    """Drawn at temperature 1."""
-    transformers.set_seed(0)
-    asked = torch.tensor([prompt(tokenizer, QUESTIONS[0])] * 24)
-    made = model.generate(asked, attention_mask=torch.ones_like(asked), max_new_tokens=160, do_sample=True, top_k=0)
-    return [_until_its_end(row, tokenizer.eos_token_ids[0]) for row in made[:, asked.shape[1] :].tolist()]
-
-
-def _until_its_end(tokens: list[int], end: int) -> list[int]:
-    return tokens[: tokens.index(end)] if end in tokens else tokens
