@@ -39,7 +39,7 @@ PARTS = (
     Part("golden", 35, 110),
     Part("throughput", 60, 120),
     Part("host", 30, 120),
-    Part("adapters", 15, 60),
+    Part("adapters", 15, 90),
     Part("serving", 40, 150),
 )
 NAMES = tuple(part.name for part in PARTS)
