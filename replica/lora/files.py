@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeAlias
+from typing import Annotated, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
@@ -50,6 +50,7 @@ BEGINNINGS = (True, False, "gaussian", "eva", "orthogonal")
 # Fields that change results, each in a way of its own.
 UNSUPPORTED = (
     "alora_invocation_tokens",
+    "alpha_pattern",
     "arrow_config",
     "fan_in_fan_out",
     "kasa_config",
@@ -57,6 +58,7 @@ UNSUPPORTED = (
     "lora_bias",
     "modules_to_save",
     "monteclora_config",
+    "rank_pattern",
     "target_parameters",
     "trainable_token_indices",
     "use_bdlora",
@@ -64,8 +66,6 @@ UNSUPPORTED = (
     "use_qalora",
     "velora_config",
 )
-# A pattern may come from anywhere, and one with quantifiers may take for ever.
-PATTERN = re.compile(r"\^?(?:[\w-]|\\?\.)+\$?")
 
 
 class _Config(Struct, frozen=True):
@@ -77,8 +77,6 @@ class _Config(Struct, frozen=True):
     init_lora_weights: bool | str = True
     use_rslora: bool = False
     bias: str = "none"
-    rank_pattern: dict[str, Rank] = {}
-    alpha_pattern: dict[str, float] = {}
 
 
 def read_adapter(folder: Path, model: ModelConfig) -> AdapterFiles:
@@ -121,8 +119,6 @@ def _read_config(file: Path) -> _Config:
     _refuse(file, "init_lora_weights", config.init_lora_weights, config.init_lora_weights in BEGINNINGS)
     for key in UNSUPPORTED:
         _refuse(file, key, fields.get(key), not fields.get(key))
-    for pattern in (*config.rank_pattern, *config.alpha_pattern):
-        _refuse(file, "a pattern", pattern, PATTERN.fullmatch(pattern) is not None)
     return config
 
 
@@ -182,11 +178,7 @@ def _factors(
         raise ValueError(f"{what} has only lora_{''.join(pair)}; get the file again")
     down, up = pair["A"], pair["B"]
     inputs, outputs = shapes[part]
-    # Patterns may give single parts another rank and another scale.
-    inside = "mlp" if part in ("gate_proj", "up_proj", "down_proj") else "self_attn"
-    name = f"model.layers.{layer}.{inside}.{part}"
-    rank = int(_by_pattern(config.rank_pattern, name, config.r))
-    alpha = float(_by_pattern(config.alpha_pattern, name, config.lora_alpha))
+    rank = config.r
     if rank > MAX_RANK:
         raise ValueError(f"{what} has rank {rank}; at most {MAX_RANK} is supported")
     for tensor, expected in ((down, (rank, inputs)), (up, (outputs, rank))):
@@ -196,9 +188,4 @@ def _factors(
             )
         if not tensor.is_floating_point() or tensor.element_size() < 2:
             raise ValueError(f"{what} is of {tensor.dtype}; quantized adapters are not supported")
-    return Factors(down, up.float() * (alpha / (math.sqrt(rank) if config.use_rslora else rank)))
-
-
-def _by_pattern(patterns: Mapping[str, Any], name: str, otherwise: Any) -> Any:
-    """As peft does: the first pattern that is the end of the module's name, or the whole of it."""
-    return next((value for pattern, value in patterns.items() if re.match(rf"(.*\.)?({pattern})$", name)), otherwise)
+    return Factors(down, up.float() * (config.lora_alpha / (math.sqrt(rank) if config.use_rslora else rank)))

@@ -1,4 +1,4 @@
-"""The tokenizer that a GGUF's metadata describe: byte-level BPE, or the BPE of SentencePiece.
+"""The byte-level BPE tokenizer that a GGUF's metadata describe.
 
 Where transformers reads less of them (the single digits of SmolLM2, the NFC of Qwen), the model's own
 tokenizer.json decides.
@@ -15,7 +15,6 @@ TOKENS = "tokenizer.ggml.tokens"
 NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 CONTROL, USER_DEFINED = 3, 4  # types of tokens: those that a text is cut at
 FOLDER_INSTEAD = "name a folder in Hugging Face's layout instead, which has a tokenizer.json"
-LONGEST_PIECE = 512  # characters of a token whose halves are looked up; SentencePiece makes none of more than 16
 WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}DIGITS"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -29,12 +28,12 @@ GPT2, SINGLE_DIGITS = ("default", "gpt-2"), ("smollm",)
 def build_tokenizer(header: Header) -> Tokenizer:
     """ValueError for a kind that is not supported, and for metadata that contradict themselves."""
     kind = header.scalar("tokenizer.ggml.model")
-    if kind not in ("gpt2", "llama"):
-        raise header.refused(f"tokenizer.ggml.model is {kind!r:.80}; only gpt2 and llama work: {FOLDER_INSTEAD}")
+    if kind != "gpt2":
+        raise header.refused(f"tokenizer.ggml.model is {kind!r:.80}; only gpt2 works: {FOLDER_INSTEAD}")
     types = header.numbers("tokenizer.ggml.token_type", len(header.strings(TOKENS)))
     named = [token for name in NAMED if (token := _named(header, name)) is not None]
     try:
-        tokenizer = _byte_level(header) if kind == "gpt2" else _sentencepiece(header)
+        tokenizer = _byte_level(header)
         special = [token for token, type in zip(header.strings(TOKENS), types, strict=True) if type == CONTROL]
         tokenizer.add_special_tokens(
             [AddedToken(token, normalized=False, special=True) for token in dict.fromkeys([*special, *named])]
@@ -80,8 +79,7 @@ def _pre(header: Header) -> Scalar | None:
 
 def _adds_bos(header: Header) -> bool:
     """Unless the file says it, as llama.cpp does."""
-    by_default = header.scalar("tokenizer.ggml.model") == "llama" or _pre(header) in LLAMA3
-    return bool(header.scalar("tokenizer.ggml.add_bos_token", by_default))
+    return bool(header.scalar("tokenizer.ggml.add_bos_token", _pre(header) in LLAMA3))
 
 
 def _adds_eos(header: Header) -> bool:
@@ -120,26 +118,6 @@ def _byte_level(header: Header) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
     tokenizer.normalizer = normalizers.NFC() if pre in QWEN2 else None
     tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer
-
-
-def _sentencepiece(header: Header) -> Tokenizer:
-    vocabulary = _vocabulary(header)
-    # Every way to put a token together from two, the best score first: SentencePiece has no list of merges.
-    scores = header.numbers("tokenizer.ggml.scores", len(header.strings(TOKENS)))
-    short = (token for token in vocabulary if len(token) <= LONGEST_PIECE)
-    cuts = ((token, token[:cut], token[cut:]) for token in short for cut in range(1, len(token)))
-    pairs = [cut for cut in cuts if cut[1] in vocabulary and cut[2] in vocabulary]
-    pairs.sort(key=lambda pair: (-scores[vocabulary[pair[0]]], -len(pair[1])))
-    merges = [(left, right) for _, left, right in pairs]
-    tokenizer = Tokenizer(
-        BPE(vocab=vocabulary, merges=merges, unk_token=_named(header, "unk_token"), fuse_unk=True, byte_fallback=True)
-    )
-    prefix = bool(header.scalar("tokenizer.ggml.add_space_prefix", True))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first" if prefix else "never", split=False)
-    strip = [decoders.Strip(content=" ", left=1)] if prefix else []
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
-    tokenizer.decoder = decoders.Sequence(steps)
     return tokenizer
 
 

@@ -22,13 +22,6 @@ ADAPTERS: dict[str, dict[str, Any]] = {
     "all": {"r": 8, "lora_alpha": 16, "target_modules": ALL},
     "attention": {"r": 3, "lora_alpha": 12, "target_modules": ["q_proj", "v_proj"]},
     "rslora": {"r": 16, "lora_alpha": 8, "target_modules": ["o_proj", "down_proj"], "use_rslora": True},
-    "patterns": {
-        "r": 4,
-        "lora_alpha": 4,
-        "target_modules": ["k_proj", "gate_proj", "up_proj"],
-        "rank_pattern": {"layers.0.self_attn.k_proj": 7, "gate_proj": 2},
-        "alpha_pattern": {"mlp.up_proj": 20},
-    },
     "wide": {"r": 100, "lora_alpha": 16, "target_modules": ["q_proj", "k_proj", "v_proj"]},
     "some layers": {"r": 8, "lora_alpha": 16, "target_modules": ALL, "layers_to_transform": [1]},
 }

@@ -96,7 +96,7 @@ def test_an_output_ends_with_a_text_a_turn_or_a_message(tmp_path: Path) -> None:
         ({"llama.attention.head_count_kv": [2, 2, 1]}, "head_count_kv is a list, one for each layer"),
         ({"llama.attention.head_count": "many"}, 'num_attention_heads is "many"; it must be a whole number'),
         ({"llama.block_count": None}, "has no num_hidden_layers"),
-        ({"tokenizer.ggml.model": "t5"}, "tokenizer.ggml.model is 't5'; only gpt2 and llama work: name a folder"),
+        ({"tokenizer.ggml.model": "llama"}, "tokenizer.ggml.model is 'llama'; only gpt2 works: name a folder"),
         ({"tokenizer.ggml.pre": "tekken"}, "tokenizer.ggml.pre is 'tekken'; only default, gpt-2, smollm, llama-bpe"),
         ({"tokenizer.ggml.pre": None}, "tokenizer.ggml.pre is None"),
         ({"tokenizer.ggml.eos_token_id": 320}, "its eos_token is 320, which none of its 320 tokens is"),

@@ -1,8 +1,6 @@
 """The tokenizer made of a GGUF gives the tokens of the model's own, and of what transformers makes of the same file."""
 
 import json
-import re
-from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -145,45 +143,15 @@ def test_a_byte_level_tokenizer_is_the_models_own(
     assert ours.special_texts == ("<|end|>", "<|begin_of▁text|>", "<unused>")
 
 
-@pytest.mark.parametrize("ends", [{}, {"add_bos_token": False}, {"add_eos_token": True}], ids=str)
-def test_a_sentencepiece_tokenizer_is_that_of_transformers(ends: dict[str, bool], tmp_path: Path) -> None:
-    characters = sorted({*"".join(TEXTS).replace(" ", "▁")} - {"\n", "\x00"})[: VOCABULARY - 290]
-    counts = Counter(word for text in texts() for word in re.findall(r"\w+", text))
-    pieces = dict.fromkeys(
-        [*characters, *(f"▁{word}"[:size] for word, _ in counts.most_common(9) for size in (2, 3, 4))]
-    )
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces][: VOCABULARY - 1]
-    tokens += [f"<unused{number}>" for number in range(len(tokens), VOCABULARY)]
-    changes = {
-        "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.pre": "default",
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.scores": [0.0] * 259 + [-float(number) for number in range(VOCABULARY - 259)],
-        "tokenizer.ggml.token_type": [2, CONTROL, CONTROL, *[6] * 256, *[NORMAL] * (VOCABULARY - 259)],
-        "tokenizer.ggml.merges": None,
-        "tokenizer.ggml.bos_token_id": 1,
-        "tokenizer.ggml.eos_token_id": 2,
-        "tokenizer.ggml.unknown_token_id": 0,
-    } | {f"tokenizer.ggml.{key}": value for key, value in ends.items()}
-    file = gguf_of("llama", tmp_path, changes)
-    ours = HfTokenizer(folder_of(file, tmp_path / "folder"))
-    assert_same(ours, theirs(file, tmp_path / "theirs"))
-
-
-def test_no_space_is_put_before_a_text_where_the_file_says_so(tmp_path: Path) -> None:
-    tokens = ["<unk>", "<s>", "</s>", "▁", "a", "▁a", *(f"<{number}>" for number in range(6, VOCABULARY))]
-    changes = {
-        "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.scores": [-float(number) for number in range(VOCABULARY)],
-        "tokenizer.ggml.token_type": [NORMAL] * VOCABULARY,
-        "tokenizer.ggml.bos_token_id": 1,
+def test_the_ends_that_a_file_asks_for_are_added(tmp_path: Path) -> None:
+    ends = {
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.add_bos_token": True,
+        "tokenizer.ggml.add_eos_token": True,
     }
-    ours = HfTokenizer(folder_of(gguf_of("llama", tmp_path, changes), tmp_path / "with"))
-    assert ours.encode("a a", add_special_tokens=True) == [1, 5, 5]
-    changes |= {"tokenizer.ggml.add_space_prefix": False}
-    ours = HfTokenizer(folder_of(gguf_of("llama", tmp_path, changes), tmp_path / "without"))
-    assert ours.encode("a a", add_special_tokens=True) == [1, 4, 5]
+    ours = HfTokenizer(folder_of(gguf_of("llama", tmp_path, ends), tmp_path / "folder"))
+    assert ours.encode("ab", add_special_tokens=True) == [0, 256, VOCABULARY - 1]
+    assert ours.encode("ab", add_special_tokens=False) == [256]
 
 
 def test_templates_with_names_are_kept(tmp_path: Path) -> None:
