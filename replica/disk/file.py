@@ -122,7 +122,6 @@ def open_disk_file(folder: Path, *, kv_layout: str, block_size: int, payload_byt
         except OSError:
             os.close(descriptor)
             raise
-        opened.warn_of_idle(fingerprint.hex())
         direct = opened.open_direct(descriptor, name)
     return DiskFile(folder / name, layout, num_slots, descriptor, direct, fingerprint, generation)
 

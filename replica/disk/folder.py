@@ -24,7 +24,6 @@ NAME = re.compile(r"kv-([0-9a-f]{32})-[0-9]{1,4}\.blocks")
 OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK  # O_NONBLOCK: a pipe in place of a file must not hold us up
 FILE_MODE, FOLDER_MODE = 0o600, 0o700
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-NAMED_AT_MOST = 4
 NO_FALLOCATE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 # Not os.posix_fallocate: where a file system cannot reserve room, glibc writes to every page, for minutes.
@@ -140,20 +139,6 @@ class DiskFolder:
                     raise OSError(error.errno, f"{self.path} {said}") from error
             else:
                 return
-
-    def warn_of_idle(self, fingerprint: str) -> None:
-        """Say once which files take room and hold nothing that this replica can use."""
-        idle = [file for file in self._idle_files() if file.fingerprint != fingerprint]
-        if idle:
-            more = ", ..." if len(idle) > NAMED_AT_MOST else ""
-            log.warning(
-                "%s holds %.1f GB of KV that this replica cannot use, of other models or settings: %s%s; "
-                "delete what nobody comes back to, or it stays until room is needed",
-                self.path,
-                sum(file.disk_bytes for file in idle) / 1e9,
-                ", ".join(file.name for file in idle[:NAMED_AT_MOST]),
-                more,
-            )
 
     def _remove_one(self, fingerprint: str) -> bool:
         """Remove the idle file that was used longest ago, one of another fingerprint if there is any."""

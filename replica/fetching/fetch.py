@@ -30,7 +30,6 @@ from replica.fetching.files import (
     in_order,
     missing,
     recorded,
-    refuse_lost_shards,
     taken_bytes,
     total_bytes,
     wanted,
@@ -194,7 +193,6 @@ def _fetched(source: Source, folder: Path, tokenizer_only: bool, say: Say) -> Re
         lacking[name] = record.files[name] = File((gathered / name).stat().st_size)
     if cut := missing(gathered, lacking):
         raise FetchFailed(f"{min(cut)!r} of {source.name} came incomplete; run the same command once more")
-    refuse_lost_shards(source.name, gathered, lacking, record.files)
     write_record(folder, record)
     for name in in_order(lacking, tokenizer_only):
         (folder / name).parent.mkdir(exist_ok=True)

@@ -2,7 +2,7 @@
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path
@@ -29,7 +29,6 @@ ALSO_WANTED = ["*.model", "*.tiktoken", "merges.txt"]
 OWN = ".warmroute"
 RECORD, BEGUN = "record.json", "begun.json"
 LOOK_S = 0.5
-INDEX = ".safetensors.index.json"
 GGUF = "model.gguf"
 
 
@@ -46,10 +45,6 @@ class Record(Struct, frozen=True):
     revision: str
     tokenizer_only: bool
     files: dict[str, File]
-
-
-class Index(Struct):
-    weight_map: dict[str, str]
 
 
 class FetchFailed(ValueError):
@@ -122,18 +117,6 @@ def wanted(model: str, offered: Files, tokenizer_only: bool) -> dict[str, File]:
     if not tokenizer_only and not any(name == GGUF or name.endswith(".safetensors") for name in files):
         raise FetchFailed(f"{model} has no weights in safetensors{gguf}; add them, or take only its --tokenizer-only")
     return files
-
-
-def refuse_lost_shards(model: str, folder: Path, read: Files, there: Collection[str]) -> None:
-    """Weights whose index, among `read`, names missing files."""
-    for index in (name for name in read if name.endswith(INDEX)):
-        try:
-            shards = msgspec.json.decode((folder / index).read_bytes(), type=Index).weight_map.values()
-        except msgspec.DecodeError as error:
-            raise FetchFailed(f"{index} of {model} is not the index of a checkpoint: {error}") from error
-        lost = set(shards).difference(there)
-        if lost and index.removesuffix(".index.json") not in there:  # one whole file is read before any index
-            raise FetchFailed(f"{model} has no {min(lost)!r}, which its {index} names; get the rest of its weights")
 
 
 def in_order(names: Files, tokenizer_only: bool) -> list[str]:

@@ -3,7 +3,6 @@
 import ast
 import errno
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -29,7 +28,6 @@ from tests.replica.model.test_demo import DIGESTS
 OF_ROUTERS = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json", "generation_config.json"}
 # A router's image has none of these.
 WITHOUT = ("torch", "numpy", "safetensors", "ray")
-INDEX = "model.safetensors.index.json"
 
 
 @pytest.fixture(scope="module")
@@ -373,7 +371,6 @@ def test_a_model_or_a_revision_that_the_hub_does_not_have(hub: Standin, tmp_path
 
 
 def test_a_model_that_lacks_what_is_needed(hub: Standin, tmp_path: Path) -> None:
-    whole = dict(hub.files)
     del hub.files["tokenizer.json"]
     hub.files["q4.gguf"] = b"x"
     said = refusal("org/name", tmp_path / "model", tokenizer_only=True)
@@ -381,11 +378,6 @@ def test_a_model_that_lacks_what_is_needed(hub: Standin, tmp_path: Path) -> None
     del hub.files["model.safetensors"]
     said = refusal("org/name", tmp_path / "model")
     assert said.startswith("org/name has no weights in safetensors, but q4.gguf: name that file as --model")
-    hub.files = {name: content for name, content in whole.items() if name != "model.safetensors"}
-    hub.files["model-1.safetensors"] = b"x"
-    hub.files[INDEX] = json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}).encode()
-    done = fetch(tmp_path, "org/name", tmp_path / "model", HF_ENDPOINT=hub.url)
-    assert f"org/name has no 'model-2.safetensors', which its {INDEX} names" in done.stderr
     assert visible(tmp_path / "model") == set()
 
 

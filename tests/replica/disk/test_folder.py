@@ -75,17 +75,6 @@ def test_models_and_sizes_have_their_own_files(tmp_path: Path) -> None:
         assert read(file, 0, record(1))
 
 
-def test_files_of_other_models_stay_and_are_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with opened(tmp_path, kv_layout="idle") as idle, held(tmp_path, "busy") as busy:
-        idle.close()
-        for _ in range(2):
-            caplog.clear()
-            with opened(tmp_path) as file:
-                [message] = caplog.messages
-                assert idle.path.name in message and busy not in message and file.path.name not in message
-    assert idle.path.exists()
-
-
 @pytest.mark.parametrize("kind", ["symlink", "dangling", "folder", "pipe", "text", "writable"])
 def test_what_is_no_disk_file_is_left_alone(tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     folder, precious = tmp_path / "kv", tmp_path / "precious"
