@@ -15,7 +15,10 @@ VLLM = "vllm==0.33.0"
 MORE = ("msgpack", "xxhash")  # read lazily by vLLM and SGLang
 SGLANG = "sglang==0.5.23"  # without its dependencies, which ask for another torch than vLLM's
 SGLANG_IMPORTS = ("gguf", "ipython", "traitlets")  # at the top of the modules that its worker reads
-ANY_VERSION = ("certifi",)  # of which vLLM wants one that some registries do not have
+OVERRIDES = (
+    "certifi",  # in any version: vLLM wants one that some registries do not have
+    "nvidia-cutlass-dsl; sys_platform == 'none'",  # left out: some of its releases break SGLang's import without a GPU
+)
 TOLD = {"index-url": "UV_INDEX_URL", "extra-index-url": "UV_EXTRA_INDEX_URL", "find-links": "UV_FIND_LINKS"}
 CHECK = "import vllm, sglang.srt.mem_cache.radix_cache; print('vLLM', vllm.__version__)"
 
@@ -46,7 +49,7 @@ def install(folder: Path) -> None:
     python = folder / "venv/bin/python"
     command, environment = uv(folder / "venv")
     overrides = folder / "overrides.txt"
-    overrides.write_text("".join(f"{name}\n" for name in ANY_VERSION))
+    overrides.write_text("\n".join(OVERRIDES))
     told = (*command, "pip", "install", "-q", "--python", str(python))
     subprocess.run((*told, "--override", overrides, VLLM, *MORE), env=environment, check=True)
     subprocess.run((*told, "--no-deps", SGLANG, *SGLANG_IMPORTS), env=environment, check=True)
