@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 from events.cache.extras import block_of, chain_keys, chain_root
 from events.cache.groups import Groups
-from events.cache.pool import Pool
+from events.cache.hash_chain import HashChain
+from events.cache.pool import Pool, pool_name
 from events.cache.pools import Pools
 from events.messages import BlockStored, Hash, decode_tokens
 
@@ -91,6 +92,7 @@ class Naming:
         self._pools = pools
         self._groups = groups
         self._doubtful = doubtful
+        self.hash_chain = HashChain()
 
     def key(self, block_hash: Hash) -> int | None:
         """The key of a hash that is resident, or was before a loss."""
@@ -137,6 +139,17 @@ class Naming:
             keys.append(key)
             last = key
         return above or 0, keys
+
+    def described(self, event: BlockStored) -> dict[int, int] | None:
+        """The keys of all blocks that the event describes, by the last 64 bits of their hashes.
+
+        None if it does not say which of them it names.
+        """
+        layout = self._groups.layout
+        if layout is None or event.block_size != layout.unit:
+            return None
+        pool = self._pools.get(pool_name(event.medium, event.group_idx))
+        return self.hash_chain.names(event, self.root(event), () if pool is None else pool.named)
 
     def own_keys(self, event: BlockStored) -> tuple[int, list[int]] | None:
         """The parent's key and the blocks' own where a native replica's hashes are keys; None if they are not.

@@ -141,3 +141,14 @@ class Reports:
         if layout is None or layout.whole or not self.seen:
             return None
         return "requests ask for reports of cached blocks, which name blocks that some of its groups do not hold"
+
+
+def ends_in_a_hit(event: BlockStored, pool: Pool, layout: Layout | None) -> bool:
+    """Return True for all blocks of a prefix that could be a hit: nobody computes them, so they are reported."""
+    hashes = event.block_hashes
+    if layout is None or event.parent_block_hash is not None:
+        return False
+    if len(event.token_ids) != event.block_size * len(hashes):
+        return False
+    needed = max([1, *(group.blocks for group in layout.groups if group.group == pool.group)])
+    return pool.named.keys() >= set(hashes[-needed:])

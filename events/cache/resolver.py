@@ -11,9 +11,10 @@ from msgspec.structs import replace
 
 from events.cache.changes import Change, Cleared, Grouped, Held, Removed, Stored
 from events.cache.groups import Groups, said_of
+from events.cache.hash_chain import HashChain
 from events.cache.naming import Doubtful, Naming
-from events.cache.orphans import Orphans, Reports
-from events.cache.pool import Digest, Pool, pool_name
+from events.cache.orphans import Orphans, Reports, ends_in_a_hit
+from events.cache.pool import Digest, Pool, low64, pool_name
 from events.cache.pools import MAX_BLOCKS, Capacity, Pools, ResolverStats
 from events.messages import (
     REMOTE,
@@ -117,6 +118,7 @@ class Resolver:
         """Forget what the groups are, and whether there are reports: another process may follow."""
         self.groups.forget()
         self.reports.forget()
+        self.naming.hash_chain = HashChain()  # it may be another algorithm
         self.capacity.cacheable_blocks = None  # its pool may have another size
 
     # ---- what hits have found
@@ -214,6 +216,8 @@ class Resolver:
             self.stats.remote_blocks += len(hashes)
             return
         if not hashes:
+            if self.groups.sparse and event.token_ids and not self.native:  # later blocks follow these
+                self._described(event)
             return
         pool = self.capacity.pool_with_room(event)
         if pool is None:
@@ -243,6 +247,9 @@ class Resolver:
             return None
         if pool.medium != "GPU" and (found := self.naming.below(event)) is not None:
             return found
+        if self.groups.sparse:
+            self._store_described(event, pool, changes)
+            return None
         if layout is not None and len(event.token_ids) != size * len(hashes):
             self._store_sparse(event, pool, changes)
             return None
@@ -277,9 +284,30 @@ class Resolver:
 
     def _store_sparse(self, event: BlockStored, pool: Pool, changes: list[Change]) -> None:
         """Blocks that cannot be paired with the event's tokens: a group with all of them names the same hashes."""
-        if self.groups.sparse:
-            self.lost = f"group {pool.group} does not say which blocks of a prompt it keeps, and no other group has all"
         self._store_by_hash(replace(event, token_ids=[]), pool, changes)
+
+    def _store_described(self, event: BlockStored, pool: Pool, changes: list[Change]) -> None:
+        """Blocks among those that the event describes; no group names all of them."""
+        hashes, parent = event.block_hashes, event.parent_block_hash
+        names = self._described(event)
+        if names is None:
+            self._announce(pool, hashes)
+        elif ends_in_a_hit(event, pool, self.groups.layout):
+            self.reports.seen = True
+            self.stats.reported_blocks += len(hashes)
+        else:
+            new = self._name(pool, hashes, [names[low64(block_hash)] for block_hash in hashes])
+            before = self.naming.root(event) if parent is None else self.naming.key(parent)
+            changes.append(Stored(pool.medium, new, list(names.values()), before or 0, event, pool.group))
+
+    def _described(self, event: BlockStored) -> dict[int, int] | None:
+        names = self.naming.described(event)
+        if names is None:
+            self.lost = (
+                f"group {event.group_idx or 0} keeps some of the blocks that its events describe and does not say "
+                "which, and their hashes are not of vLLM's sha256 without PYTHONHASHSEED"
+            )
+        return names
 
     def _name(self, pool: Pool, hashes: list[Hash], keys: list[int]) -> list[int]:
         """Add a copy of each hash with a known key; return keys new to the pool."""
@@ -307,7 +335,7 @@ class Resolver:
     def _is_report(self, event: BlockStored, pool: Pool, changes: list[Change]) -> bool:
         """Return True if the event only reports blocks; copies that may be reports are counted apart."""
         reports = self.reports
-        if self.native or pool.medium != "GPU":
+        if self.native or self.groups.sparse or pool.medium != "GPU":
             return False
         if reports.proves(event, pool):
             self._take_back_reports(changes)

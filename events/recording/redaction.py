@@ -94,8 +94,9 @@ class Names:
         stored = [event for event in _events(payload) if isinstance(event, BlockStored)]
         for change in self._resolver.apply(stored):
             if isinstance(change, Stored) and change.event.token_ids:
-                for block_hash, key in zip(change.event.block_hashes, change.chain, strict=True):
-                    self._names.setdefault(block_hash, key)
+                for block_hash in change.event.block_hashes:
+                    if (key := self._resolver.naming.key(block_hash)) is not None:
+                        self._names.setdefault(block_hash, key)
 
     def knows(self, payload: bytes) -> bool:
         if self._native:
@@ -160,7 +161,9 @@ class Names:
         return {"type": event.type_name[:80]} if isinstance(event, UnknownEvent) else {"type": "BlockStored"}
 
     def _key(self, block_hash: Hash) -> int | None:
-        return block_hash if self._native and isinstance(block_hash, int) else self._names.get(block_hash)
+        if self._native and isinstance(block_hash, int):
+            return block_hash
+        return self._names.get(block_hash) or self._resolver.naming.hash_chain.key(block_hash)
 
     def _name(self, block_hash: Hash) -> int:
         """The key, or from now on a digest of the hash."""

@@ -90,6 +90,8 @@ ROWS: dict[str, Row] = {
     "responses": Row(change=traffic.response),
     "report mode full": Row(change=traffic.reported_in_full),
     "full + window": Row(environment={"RUNNER_LAYERS": "hybrid"}),
+    "window": Row(environment={"RUNNER_LAYERS": "sliding"}),
+    "window, sha256_cbor": Row(environment={"RUNNER_LAYERS": "sliding"}, algorithm="sha256_cbor"),
     "full of 16, window of 32": Row(environment={"RUNNER_LAYERS": "sizes"}),
     "full + mamba": Row(environment={"RUNNER_LAYERS": "mamba"}),
     "full of 16, mamba of 64": Row(environment={"RUNNER_LAYERS": "mamba sizes"}),

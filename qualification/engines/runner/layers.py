@@ -27,6 +27,7 @@ def layers(kinds: str, block_size: int) -> dict[str, KVCacheSpec]:
     )
     named: dict[str, tuple[KVCacheSpec, ...]] = {
         "full": (full,),
+        "sliding": (slide,),
         "hybrid": (full, slide),
         "sizes": (full, replace(slide, block_size=2 * block_size, head_size=8)),
         "mamba": (full, state),

@@ -1,7 +1,8 @@
 """Hits over groups: against an engine that asks its groups one after another until none shortens the prefix."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from hashlib import sha256
 from itertools import pairwise
 from math import lcm
 from typing import Any
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 from events.blocks import block_keys, extend_keys, pack_tokens, root_key
 from events.cache.changes import Grouped, Stored
 from events.cache.groups import FULL, STATE, WINDOW, Group, Groups, Layout, hits
+from events.cache.hash_chain import ENCODINGS, SEED, cbor
+from events.cache.pool import low64
 from events.cache.resolver import Resolver
 from events.messages import BlockRemoved, BlockStored, Token
 
@@ -248,10 +251,53 @@ def test_a_group_without_blocks_to_name_is_still_there() -> None:
     assert resolver.groups.layout is not None and resolver.matched(KEYS) == 0
 
 
-def test_a_sparse_group_alone_names_no_blocks_and_that_is_said() -> None:
+def digests(encode: Callable[[Any], bytes], tokens: Sequence[int], salt: str | None = None) -> list[bytes]:
+    """As vLLM names blocks of two tokens."""
+    chain, extra = [sha256(encode(SEED)).digest()], (("cache_salt", salt),) if salt else None
+    for first in range(0, len(tokens), 2):
+        chain.append(sha256(encode((chain[-1], tuple(tokens[first : first + 2]), extra))).digest())
+        extra = None
+    return chain[1:]
+
+
+@pytest.mark.parametrize("encode", ENCODINGS)
+@pytest.mark.parametrize("form", [bytes, low64])
+def test_blocks_of_a_sparse_group_alone_are_named_by_their_hashes(
+    encode: Callable[[Any], bytes], form: Callable[[bytes], Any]
+) -> None:
+    resolver, names = Resolver(MODEL), [form(digest) for digest in digests(encode, TOKENS)]
+    resolver.apply([stored(names[1:3], TOKENS[:8], 0, "sliding_window", 4)])
+    assert (resolver.pools["GPU", 0].held, resolver.inexact) == (set(KEYS[1:3]), None)
+    resolver.apply([stored([], TOKENS[8:10], 0, "sliding_window", 4, parent=names[3])])
+    resolver.apply([stored(names[5:], TOKENS[10:], 0, "sliding_window", 4, parent=names[4])])
+    assert (resolver.pools["GPU", 0].held, resolver.inexact) == ({*KEYS[1:3], KEYS[5]}, None)
+    assert [resolver.matched(KEYS[:bound]) for bound in range(7)] == [0, 0, 0, 3, 3, 3, 3]
+    resolver.apply([BlockRemoved([names[2]], "GPU", 0)])
+    assert resolver.matched(KEYS) == 0
+    resolver.check()
+
+
+def test_a_report_in_a_sparse_group_alone_stores_nothing_and_is_said() -> None:
+    """It names all blocks of a hit, of which the group holds the last two."""
+    resolver, names = Resolver(MODEL), digests(ENCODINGS[0], TOKENS)
+    resolver.apply([stored(names[2:4], TOKENS[:8], 0, "sliding_window", 4)])
+    resolver.apply([stored(names[:4], TOKENS[:8], 0, "sliding_window", 4)])
+    assert resolver.pools["GPU", 0].held == set(KEYS[2:4])
+    assert resolver.inexact is not None and resolver.inexact.startswith("requests ask for reports")
+
+
+def test_hashes_of_another_algorithm_name_no_blocks_of_a_sparse_group_and_that_is_said() -> None:
     resolver = Resolver(MODEL)
     resolver.apply([stored([3, 4], TOKENS[:8], 0, "sliding_window", 4)])
-    assert resolver.inexact is not None and resolver.inexact.startswith("group 0 does not say which blocks")
+    assert resolver.inexact is not None and resolver.inexact.startswith("group 0 keeps some of the blocks that")
+
+
+@given(st.integers(0, 2**64 - 1))
+def test_numbers_are_encoded_in_the_fewest_bytes(value: int) -> None:
+    encoded = cbor(value)
+    sizes = [size for size in (0, 1, 2, 4, 8) if value < (24 if not size else 1 << (8 * size))]
+    assert len(encoded) == 1 + sizes[0] and encoded[0] < 0x20
+    assert int.from_bytes(encoded[1:] or encoded) == value
 
 
 def test_other_block_sizes_than_the_first_events_said_make_the_keys_outgrown() -> None:

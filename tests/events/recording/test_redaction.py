@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from events.blocks import block_keys, root_key
+from events.cache.hash_chain import pickled
 from events.cache.pool import fold
 from events.messages import BlockRemoved, BlockStored, EventBatch, Hash, KnownEvent, decode_batch, encode_batch
 from events.native import Load, SnapshotHeader, Status, encode_native
@@ -17,7 +18,7 @@ from events.recording.recording import Recorder, Recording, feed_record, redacte
 from events.recording.redaction import HOLD_S
 from events.source import Record, Source
 from events.view import CacheView
-from tests.events.cache.test_groups import TOKENS, ahead_of, block_keys_ahead
+from tests.events.cache.test_groups import TOKENS, ahead_of, block_keys_ahead, digests
 from tests.events.cache.test_groups import stored as grouped
 from tests.events.recorded import (
     SOURCE,
@@ -197,6 +198,8 @@ def test_a_native_stream_keeps_its_hashes_digests_and_snapshots(tmp_path: Path) 
 
 # ---- groups
 
+NAMES = digests(pickled, TOKENS)
+
 
 def ahead(event: BlockStored, blocks: int) -> BlockStored:
     event.lookahead_token_ids = ahead_of(TOKENS, 0, blocks, 1)
@@ -234,6 +237,14 @@ GROUPS: dict[str, tuple[Sequence[Sequence[KnownEvent]], dict[tuple[str, int], li
     "states in larger blocks": (
         [[grouped([1, 2, 3, 4], TOKENS[:8], 0, FULL), grouped([2, 4], TOKENS[:8], 1, "mamba", size=4)]],
         {("GPU", 0): [1, 2, 3, 4], ("GPU", 1): [2, 4]},
+    ),
+    "a window alone": (
+        [
+            [grouped(NAMES[1:3], TOKENS[:8], 0, WINDOW, 4)],
+            [grouped([], TOKENS[8:10], 0, WINDOW, 4, parent=NAMES[3])],
+            [grouped(NAMES[5:], TOKENS[10:], 0, WINDOW, 4, parent=NAMES[4])],
+        ],
+        {("GPU", 0): [2, 3, 6]},
     ),
     "a lower medium without salts": (
         [
