@@ -15,10 +15,7 @@ VLLM = "vllm==0.33.0"
 MORE = ("msgpack", "xxhash")  # read lazily by vLLM and SGLang
 SGLANG = "sglang==0.5.23"  # without its dependencies, which ask for another torch than vLLM's
 SGLANG_IMPORTS = ("gguf", "ipython", "traitlets")  # at the top of the modules that its worker reads
-OVERRIDES = (
-    "certifi",  # in any version: vLLM wants one that some registries do not have
-    "nvidia-cutlass-dsl; sys_platform == 'none'",  # left out: some of its releases break SGLang's import without a GPU
-)
+OVERRIDES = "certifi\nnvidia-cutlass-dsl; sys_platform == 'none'\n"  # any of the first; none, as it breaks imports
 TOLD = {"index-url": "UV_INDEX_URL", "extra-index-url": "UV_EXTRA_INDEX_URL", "find-links": "UV_FIND_LINKS"}
 CHECK = "import vllm, sglang.srt.mem_cache.radix_cache; print('vLLM', vllm.__version__)"
 
@@ -49,7 +46,7 @@ def install(folder: Path) -> None:
     python = folder / "venv/bin/python"
     command, environment = uv(folder / "venv")
     overrides = folder / "overrides.txt"
-    overrides.write_text("\n".join(OVERRIDES))
+    overrides.write_text(OVERRIDES)
     told = (*command, "pip", "install", "-q", "--python", str(python))
     subprocess.run((*told, "--override", overrides, VLLM, *MORE), env=environment, check=True)
     subprocess.run((*told, "--no-deps", SGLANG, *SGLANG_IMPORTS), env=environment, check=True)
