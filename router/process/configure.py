@@ -11,7 +11,6 @@ import click
 from api.http.bodies import check_limits
 from api.process.options import default_of, nested_fields
 from api.process.settings import Unusable
-from events.publisher import is_local
 from events.sockets.curve import load_curve, load_curve_client
 from router.config import MEGABYTE, Kubernetes, RouterConfig
 from router.members.discovery.collection import Cluster, in_cluster
@@ -22,6 +21,7 @@ from router.members.watched_file import WatchedFile
 from router.process.settings import TABLE
 from router.prompts.model_rewrites import parse_rewrites
 from router.tenants.keys import keys_from_options, parse_keys
+from router.workers.peer_names import parse_endpoint
 
 KUBERNETES = ("kubernetes_pods", "kubernetes_pool")
 
@@ -92,10 +92,10 @@ def _check_together(values: Mapping[str, Any]) -> None:
         raise Unusable("--peer is of no use alone: routers tell each other; give --peer-listen too")
     if values["peer_keys"] and not values["peer_listen"]:
         raise Unusable("--peer-keys is of no use alone; give --peer-listen too")
-    if values["peer_listen"] and not is_local(values["peer_listen"]) and not values["peer_keys"]:
+    if values["peer_listen"] and parse_endpoint(values["peer_listen"]) is not None and not values["peer_keys"]:
         raise Unusable(
             f"--peer-listen {values['peer_listen']}: whoever reaches it could tell this router anything; give "
-            "--peer-keys too (`warmroute events keygen NAME` makes them), or listen on 127.0.0.1"
+            "--peer-keys too (`warmroute events keygen NAME` makes them), or listen at ipc://PATH"
         )
 
 

@@ -202,8 +202,8 @@ SETTINGS: dict[str, list[Setting]] = {
     "Other routers": _group(
         peer_listen=_row(
             ENDPOINT,
-            "Tell other routers at this endpoint what is sent where: tcp://HOST:PORT. Beyond 127.0.0.1 it needs "
-            "--peer-keys.",
+            "Tell other routers at this endpoint what is sent where: ipc://PATH on this machine, or tcp://HOST:PORT, "
+            "which needs --peer-keys.",
         ),
         peer=_row(
             ENDPOINT,

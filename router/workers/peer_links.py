@@ -6,17 +6,12 @@ strange costs guesses, and nothing waits for it.
 
 import asyncio
 import logging
-import os
 import random
-import re
-import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from ipaddress import ip_address
 from math import inf
-from pathlib import Path
 
 import msgspec
 import zmq
@@ -31,14 +26,13 @@ from router.placement.load import ReplicaLoad
 from router.placement.outbox import RUNNING_S, Outbox, PeerBatch
 from router.placement.placement import Placement
 from router.workers.peer_inbox import MAX_PEERS, Inbox
-from router.workers.peer_names import Names, parse_endpoint
+from router.workers.peer_names import Names
 
 log = logging.getLogger(__name__)
 
 TOPIC = b"warmroute.peers.1"  # another version has another topic: the two do not hear each other
 LOOK_UP_S = 5.0  # how often names are looked up again
-SOON_S = 1.0  # a port that becomes free may be taken by another user, and another worker may start
-ROOT = 0
+SOON_S = 1.0  # while there is none: another worker may start
 STOOD_STILL_S = 1.0  # between two beats: what peers have said meanwhile is still to be read
 WAITING_BATCHES = 1000  # the most for one peer
 MAX_BATCH_BYTES = 32 * 2**20
@@ -73,10 +67,6 @@ class PeerSockets:
         peers.watch()  # the descriptor is edge-triggered
         ours = None if keys is None else CurveClient(keys.public, keys.public, keys.secret)
         self.link = PlainLink if ours is None else partial(CurveLink, self._context, ours)
-
-    def unproved(self, endpoints: frozenset[str]) -> frozenset[str]:
-        """Return those at which anybody on this machine may listen."""
-        return frozenset(one for one in endpoints if self._keys is None and parse_endpoint(one) is not None)
 
     @property
     def are_heard(self) -> bool:
@@ -129,7 +119,6 @@ class Links:
         self._placement = placement
         self._names = Names(peers)
         self._peers = "other workers" if listen.startswith("ipc:") else "peers"  # these may be workers, too
-        self._strangers: set[str] = set()  # endpoints at which programs of other users listen
         self._links: dict[str, Link] = {}  # sockets to peers, by endpoint
         self._warned: set[str] = set()
         self._said = 0  # number of peers, in the log
@@ -145,23 +134,8 @@ class Links:
     async def _look_up(self) -> None:
         while True:
             endpoints = await self._names.endpoints()
-            unproved = self._sockets.unproved(endpoints)
-            self._connect(endpoints - unproved | await asyncio.to_thread(self._of_our_user, unproved))
-            await asyncio.sleep(LOOK_UP_S if endpoints and not unproved else SOON_S)
-
-    def _of_our_user(self, endpoints: frozenset[str]) -> frozenset[str]:
-        """Return those where a program of this user or of root listens: without keys, nothing else proves a peer."""
-        owners = {endpoint: listeners(endpoint) for endpoint in endpoints} if Path(TABLES[0]).exists() else {}
-        for endpoint, users in owners.items():
-            others = users - {os.geteuid(), ROOT}
-            if others and endpoint not in self._strangers:
-                log.warning(
-                    "the peer %s is not heard: a program of user %d listens there; give --peer-keys, or another port",
-                    endpoint,
-                    min(others),
-                )
-            (self._strangers.add if others else self._strangers.discard)(endpoint)
-        return frozenset(one for one in endpoints if not owners or (owners[one] and one not in self._strangers))
+            self._connect(endpoints)
+            await asyncio.sleep(LOOK_UP_S if endpoints else SOON_S)
 
     async def _beat(self) -> None:
         beat_s = -inf
@@ -227,32 +201,3 @@ class Links:
             self._links[endpoint] = self._sockets.link(
                 "peers", endpoint, self._heard, topic=TOPIC, most_bytes=MAX_BATCH_BYTES, warned=self._warned
             )
-
-
-# ---- users whose programs listen on this machine: without keys, only that tells peers from other programs
-
-TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
-
-
-def listeners(endpoint: str) -> set[int]:
-    """Return the ids of the users whose programs listen there; one at the address itself comes before one at all."""
-    place = parse_endpoint(endpoint)
-    assert place is not None, "it is no path"
-    host, port = ip_address(place[0]), place[1]
-    row = re.compile(rb"^ *\d+: ([0-9A-F]+):%04X [0-9A-F:]+ 0A(?: \S+){3} +(\d+)" % port, re.MULTILINE)
-    exact: set[int] = set()
-    anywhere: set[int] = set()
-    for table in TABLES:
-        content = b""
-        with suppress(OSError):  # a machine without IPv6 has no table of it
-            content = Path(table).read_bytes()
-        for written, uid in row.findall(content):
-            # The kernel writes words of four bytes, each in the machine's order.
-            words = [bytes.fromhex(written[at : at + 8].decode()) for at in range(0, len(written), 8)]
-            at = ip_address(b"".join(word[::-1] if sys.byteorder == "little" else word for word in words))
-            at = getattr(at, "ipv4_mapped", None) or at
-            if at == host:
-                exact.add(int(uid))
-            elif at.is_unspecified:
-                anywhere.add(int(uid))
-    return exact or anywhere

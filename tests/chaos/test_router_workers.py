@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from events.sockets.curve import write_keys
 from tests.chaos.replicas import wait_gone
 from tests.chaos.routers import Fleet, RouterProcess, fleet, router
 from tests.events.processes import DEADLINE_S, wait_until
@@ -357,11 +358,12 @@ def test_a_port_that_is_taken_is_said_in_one_line(lasting: RouterProcess) -> Non
     assert ended.stderr == said
 
 
-def test_a_router_whose_workers_cannot_start_says_why_and_ends() -> None:
+def test_a_router_whose_workers_cannot_start_says_why_and_ends(tmp_path: Path) -> None:
     """Their second one has no port of its own for peers."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        options = ["--port", "0", "--replica", "http://127.0.0.1:1", "--peer-listen", f"tcp://127.0.0.1:{port - 1}"]
+        peers = ["--peer-listen", f"tcp://127.0.0.1:{port - 1}", "--peer-keys", str(write_keys(str(tmp_path / "k"))[1])]
+        options = ["--port", "0", "--replica", "http://127.0.0.1:1", *peers]
         command = [sys.executable, "-m", "fleet", "router", *options, *WORKERS]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert ended.returncode == 1 and "router on" not in ended.stdout, ended

@@ -128,10 +128,6 @@ class PeerSockets:
         self._peers: dict[_Peer, bool] = {}  # True: it has subscribed
         self._listener = network.listen(partial(_Peer, self, port), host, port)
 
-    def unproved(self, endpoints: frozenset[str]) -> frozenset[str]:
-        del endpoints
-        return frozenset()
-
     @property
     def are_heard(self) -> bool:
         return any(self._peers.values())

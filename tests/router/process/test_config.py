@@ -27,7 +27,7 @@ OTHER_VALUES = {
     "origin": "https://a.example",
     "key": "k",
     "path": "/v1/videos",
-    "endpoint": "tcp://127.0.0.1:5570",
+    "endpoint": "ipc://peers",
     "address": "127.0.0.1:9002",
 }
 WITH = {
