@@ -1,10 +1,8 @@
 """Estimates of one replica's queue, speed and empty cache, from its reports and our requests since.
 
 A native replica reports its queue a few times a second. Our requests after a report are added until the next one holds
-them, those that peers tell of likewise, and as much again for every other router that seems to send there: else all
-routers would turn at once to the replica with the oldest report. Of other replicas we know these requests, and the
-number of waiting ones from the engine's /metrics. Every event costs O(1), and no record of a request stays after its
-end.
+them, and so are those that peers tell of. Of other replicas we know these requests, and the number of waiting ones from
+the engine's /metrics. Every event costs O(1), and no record of a request stays after its end.
 """
 
 from collections import deque
@@ -51,8 +49,6 @@ class Speed:
 
 REPORT_AGE_S = 0.03  # a request sent this shortly before a report arrives may not be in it
 MEAN_WEIGHT = 0.1  # the newest request's weight in the mean of uncached tokens
-CROWD_KEPT = 0.95  # the older reports' weight fades by this at each new one, in the count of other routers
-MAX_CROWD = 16.0
 STALE_S = 10.0  # then a replica that is not heard has no requests but those that we know of
 FAR_S = 1e12  # later than any end, and yet not INFINITE
 MAX_FRESH = 1024  # the oldest count as reported if no report comes
@@ -95,9 +91,6 @@ class ReplicaLoad:
         self._counted_s = FAR_S  # the time of the last report or scrape: none so far
         self._reported_tokens = 0.0  # tokens of its queue, those being brought at their price
         self._drained = 0.0  # tokens of the reported queue that are known to be done since
-        self._its_requests = 0.0  # its reported requests, fading; and ours among them
-        self._our_requests = 0.0
-        self._crowd = 1.0  # requests from all routers together, as a multiple of ours
         self._others_waiting = 0  # waiting ones at the last scrape
         self._mean_tokens = 0.0
         self._speed = Speed()
@@ -202,7 +195,7 @@ class ReplicaLoad:
             candidate.empty_tokens = None
             return
         left = self._reported_tokens - self._drained
-        candidate.queued_tokens = (left if left > 0 else 0) + self._fresh_queued * self._crowd
+        candidate.queued_tokens = (left if left > 0 else 0) + self._fresh_queued
         candidate.prefill_tokens_per_s = report.prefill_tokens_per_s or self._speed.tokens_per_s
         if self.block_size:
             # Blocks are named as they fill, so nearly all blocks held by requests are cached.
@@ -238,10 +231,6 @@ class ReplicaLoad:
         fresh = self._fresh
         while fresh and fresh[0].sent_s <= now_s - REPORT_AGE_S:
             self._counts_as_reported(fresh.popleft())
-        self._its_requests = self._its_requests * CROWD_KEPT + load.running + load.waiting
-        self._our_requests = self._our_requests * CROWD_KEPT + self.candidate.all_in_flight
-        if self._our_requests > 1:
-            self._crowd = min(MAX_CROWD, max(1.0, self._its_requests / self._our_requests))
         if not self._declared_blocks:
             self.total_blocks = max(self.total_blocks, load.free_blocks, load.cached_blocks)
             self._tell_size()
