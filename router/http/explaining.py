@@ -1,6 +1,7 @@
 """Explains the decision for a request without sending it (docs/router-api.md describes the fields)."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,6 @@ from router.prompts.model_rewrites import rewritten
 from router.prompts.prompt import UNREADABLE, Peek, Prompt
 from router.prompts.reading.client import Reading, is_quick
 from router.prompts.reading.messages import Found, Make
-from router.prompts.tokens import TokenCounts
 from router.proxy.facts import decide
 from router.proxy.headers import session_of
 from router.proxy.predicted_hit import Exactness, PredictedHit
@@ -160,11 +160,11 @@ async def read_prompt(
 
     made = await reading.read(body, want)
     assert made is not None, "it was wanted"
-    return peek, prompt_from(made, model, peek, salt, TokenCounts())
+    return peek, prompt_from(made, model, peek, salt, Counter())
 
 
 def _prompt(model: ServedModel, body: bytes, peek: Peek, salt: str | None, api: GenerationApi) -> Prompt:
-    counts = TokenCounts()  # no request is served
+    counts = Counter[str]()  # no request is served
     return model.tokens.draft(api.name, body, peek, model.lora, salt, model.max_model_len, counts).finish()
 
 

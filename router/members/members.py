@@ -361,7 +361,7 @@ def approximate_prompts(models: Iterable[ServedModel]) -> Counter[tuple[str, str
     """Count prompts that were matched by their bytes, by model and reason; adapters share the count of their base."""
     counts: Counter[tuple[str, str]] = Counter()
     for tokens in {id(model.tokens): model.tokens for model in models}.values():
-        counts.update({(tokens.model, reason): count for reason, count in tokens.counts.approximate.items()})
+        counts.update({(tokens.model, reason): count for reason, count in tokens.approximated.items()})
     return counts
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeAlias
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from api.errors import ApiError, invalid
 from api.generation_apis import APIS, COMPLETIONS, GenerationApi
@@ -49,25 +49,6 @@ UNFOLLOWED = "how its engine builds a prompt of more than plain messages is not 
 Found: TypeAlias = LookUp | Text
 
 
-class TokenCounts(Struct):
-    """Counters of a model's prompts, for the metrics."""
-
-    exact: int = 0
-    approximate: Counter[str] = field(default_factory=Counter)  # prompts by reason
-    text_bytes: int = 0
-    encoded_bytes: int = 0  # those that were encoded; the others were cached
-    compared: int = 0
-    different: int = 0
-
-    def add(self, more: "TokenCounts") -> None:
-        self.exact += more.exact
-        self.approximate.update(more.approximate)
-        self.text_bytes += more.text_bytes
-        self.encoded_bytes += more.encoded_bytes
-        self.compared += more.compared
-        self.different += more.different
-
-
 class Tokens:
     """Makes prompts of bodies for one model. Safe to use from several threads."""
 
@@ -90,7 +71,7 @@ class Tokens:
         self.model = model
         self.prompts = prompts
         self.why_not = why_not if prompts is None else None  # None: prompts are exact
-        self.counts = TokenCounts()
+        self.approximated = Counter[str]()  # prompts that were matched by their bytes, by reason
         self.cache: PieceCache | None = None
         self.why_no_cache: str | None = None
         self.strict = strict
@@ -136,7 +117,7 @@ class Tokens:
         lora: str | None = None,
         salt: str | None = None,
         max_model_len: int | None = None,
-        counts: TokenCounts | None = None,
+        counts: Counter[str] | None = None,
     ) -> "Draft":
         """Draft a prompt; if strict, raise ApiError as a replica would. `salt` is the one sent to the replica.
 
@@ -144,7 +125,7 @@ class Tokens:
         """
         prompts, engine, own = self.prompts, self.engine, APIS.get(api)
         self.check_texts(api, body)
-        named = Named(self.model, peek, lora, salt, counts or self.counts)
+        named = Named(self.model, peek, lora, salt, self.approximated if counts is None else counts)
         if self.why_not is not None or prompts is None:
             return ready(self._approximate(named, self.why_not or ""))
         try:
@@ -173,7 +154,7 @@ class Tokens:
             self.prompts.check_texts(body)
 
     def _approximate(self, named: "Named", why: str, reason: str = "model") -> Prompt:
-        named.counts.approximate[reason] += 1
+        named.counts[reason] += 1
         return approximate(self.model, named.peek, named.lora, named.salt, why)
 
     def verdict(
@@ -216,10 +197,8 @@ class Tokens:
             prompt = self._approximate(named, why, "shape")
             prompt.unverified = packed[0]
         else:
-            if doubt is None:
-                named.counts.exact += 1
-            else:
-                named.counts.approximate["unverified"] += 1
+            if doubt is not None:
+                named.counts["unverified"] += 1
             length, choices = len(packed[0]) // TOKEN_BYTES, len(packed) * asked.choices
             prompt = Prompt(named.model, length, packed, True, None, choices, named.lora, named.salt, named.peek, {})
             prompt.all_tokens = sum(map(len, packed)) // TOKEN_BYTES
@@ -237,7 +216,6 @@ class Tokens:
         return self._approximate(named, error.message, reason)
 
     def distrust_cache(self, tokenizer: Tokenizer, text: str) -> None:
-        self.counts.different += 1
         self.cache = None
         if self.why_no_cache is None:
             self.why_no_cache = f"{tokenizer.name} encodes a text in pieces differently"
@@ -251,7 +229,7 @@ class Named(Struct, frozen=True):
     peek: Peek
     lora: str | None
     salt: str | None
-    counts: TokenCounts
+    counts: Counter[str]
 
 
 class Draft(Struct, frozen=True):
@@ -280,7 +258,7 @@ class Encoding(Struct):
     unknown_bytes: int = 0
 
     def __post_init__(self) -> None:
-        asked, counts = self.asked, self.named.counts
+        asked = self.asked
         if asked.special_tokens and self.tokens.special_ids is None:
             self.cache = None
         self.found = [self._look_up(text) for text in asked.texts]
@@ -289,11 +267,8 @@ class Encoding(Struct):
             found.unknown_bytes if isinstance(found, LookUp) else len(found) if isinstance(found, str) else 0
             for found in (*self.found, *self.ended.values())
         )
-        text_bytes = sum(len(text) for text in asked.texts if isinstance(text, str))
-        counts.text_bytes += text_bytes
-        counts.encoded_bytes += self.unknown_bytes
         if self.compare:
-            self.unknown_bytes += text_bytes
+            self.unknown_bytes += sum(len(text) for text in asked.texts if isinstance(text, str))
 
     def _look_up(self, text: Text) -> Found:
         return self.cache.look_up(text) if self.cache is not None and isinstance(text, str) else text
@@ -301,7 +276,6 @@ class Encoding(Struct):
     def finish(self) -> Prompt:
         packed = [self._packed(found) for found in self.found]
         if self.compare:  # encode each text as a whole; on a difference, use that and stop using the cache
-            self.named.counts.compared += 1
             for i, text in enumerate(self.asked.texts):
                 if isinstance(text, str) and packed[i] != (whole := self._whole(text)):
                     packed[i] = whole

@@ -7,6 +7,7 @@ way than the router (decision 0048).
 
 import asyncio
 import struct
+from collections import Counter
 from functools import partial
 from itertools import islice
 from urllib.parse import parse_qs
@@ -33,7 +34,6 @@ from router.prompts.prompt import (
 )
 from router.prompts.reading.client import QUICK_BODY_BYTES, is_quick
 from router.prompts.reading.messages import Found, Made, Make, Salt
-from router.prompts.tokens import TokenCounts
 from router.proxy.exchange import Exchange
 from router.proxy.headers import JSON_LINE, value_of
 from router.proxy.request import Request
@@ -357,15 +357,14 @@ def make_for(model: ServedModel, api: str, salt: str | None) -> Make:
 
 
 def prompt_from(
-    made: Made, model: ServedModel, peek: Peek, salt: str | None, counts: TokenCounts | None = None
+    made: Made, model: ServedModel, peek: Peek, salt: str | None, counts: Counter[str] | None = None
 ) -> Prompt:
     """The prompt; `peek` is updated to describe the body that replicas get. `counts`: by default the model's."""
     tokens = model.tokens
     why, doubt = tokens.verdict(made.shape, peek, made.dated_s, read_apart=True) if made.exact else (made.why_not, None)
     if made.exact and (why or doubt):
-        made.counts.exact -= 1
-        made.counts.approximate["shape" if why else "unverified"] += 1
-    (counts or tokens.counts).add(made.counts)
+        made.approximated["shape" if why else "unverified"] += 1
+    (tokens.approximated if counts is None else counts).update(made.approximated)
     peek.prompt = made.beginning
     if made.salted:
         peek.cache_salt = salt

@@ -5,6 +5,7 @@ Make, Salt or Leave, and the process answers with what it Made, or with nothing 
 """
 
 import struct
+from collections import Counter
 from typing import Any, TypeAlias
 
 import msgspec
@@ -14,7 +15,6 @@ from api.errors import ApiError
 from api.openai_responses.named import NamedResponses
 from api.prompts.special_tokens import SpecialTokensInText
 from api.retention import Retain
-from router.prompts.tokens import TokenCounts
 
 LENGTH = struct.Struct("<I")
 OUT_OF_MEMORY = 3  # the exit code of a process that has no memory for the message it was sent
@@ -80,7 +80,7 @@ class Made(Struct, tag=True):
     doubt: str | None = None  # why its tokens are not called exact
     retain: list[Retain] = []  # beginnings that replicas are asked to keep
     dated_s: float | None = None  # the moment at which its template was asked for the date
-    counts: TokenCounts = msgspec.field(default_factory=TokenCounts)
+    approximated: Counter[str] = msgspec.field(default_factory=Counter)  # prompts matched by their bytes, by reason
     further_tokens: int = 0  # the tokens of the prompts after the first one
 
 

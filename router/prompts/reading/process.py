@@ -8,6 +8,7 @@ import os
 import resource
 import struct
 import sys
+from collections import Counter
 from typing import Any, BinaryIO
 
 import msgspec
@@ -51,7 +52,7 @@ from router.prompts.reading.messages import (
     decode_to_process,
     framed,
 )
-from router.prompts.tokens import TokenCounts, Tokens
+from router.prompts.tokens import Tokens
 
 MAX_BYTES = 2 * LARGEST_BODY_BYTES  # the memory for one body: itself, all that is built of it and its prompt
 MAX_FIELD_BYTES = 64 * 1024  # all fields but the contents: the router keeps them
@@ -135,7 +136,6 @@ class Process:
 
     def _made(self, body: bytes, apart: Any, found: Found, make: Make) -> Made:
         tokens = self._tokens_of(make)
-        tokens.counts = TokenCounts()
         if make.strict and make.why_not is None:
             check_counts(apart, make.max_model_len, chat=APIS[make.api].is_chat)
         reads_text = make.with_text or make.why_not is not None or not make.strict
@@ -143,7 +143,8 @@ class Process:
         forget_others(peek, APIS[make.api])
         if reads_text and not APIS[make.api].is_inner and (shown := peek_of(make.api, body, peek.model)) is not None:
             peek.messages = shown.messages
-        prompt = tokens.draft(make.api, body, peek, make.lora, make.salt, make.max_model_len).finish()
+        counts = Counter[str]()
+        prompt = tokens.draft(make.api, body, peek, make.lora, make.salt, make.max_model_len, counts).finish()
         keys = prompt.keys(APPROXIMATE)[:MAX_TEXT_KEYS] if reads_text else None
         changed, has_salt = sent(body, peek, make)
         return Made(
@@ -162,7 +163,7 @@ class Process:
             retain=prompt.retain,
             dated_s=prompt.dated_s,
             further_tokens=prompt.all_tokens - prompt.tokens,
-            counts=tokens.counts,
+            approximated=counts,
         )
 
     def _tokens_of(self, make: Make) -> Tokens:

@@ -167,7 +167,7 @@ async def test_names_of_any_kind_are_labels() -> None:
 
 def test_prompts_matched_by_bytes_are_counted_once_for_a_model_and_its_adapters() -> None:
     tokens = Tokens("m")
-    tokens.counts.approximate["model"] = 3
+    tokens.approximated["model"] = 3
     other = ServedModel("n", None, Tokens("n"))
     models = [ServedModel("m", None, tokens), ServedModel("a1", "a1", tokens), other]
     assert approximate_prompts(models) == {("m", "model"): 3}

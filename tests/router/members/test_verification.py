@@ -92,7 +92,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 async def test_the_first_request_of_a_shape_is_approximate_and_the_next_is_exact(world: World) -> None:
     first = world.send(messages=[USER], tools=[TOOL])
-    assert not first.exact and first.why_not == NOT_YET and world.tokens.counts.approximate == {"shape": 1}
+    assert not first.exact and first.why_not == NOT_YET and world.tokens.approximated == {"shape": 1}
     await world.settled()
     assert world.engine.asked == ["/tokenize"]
     again, _ = world.prompt(messages=[USER | {"content": "x"}], tools=[TOOL])
@@ -149,7 +149,7 @@ async def test_an_engine_that_does_not_say_its_tokens_is_used_and_not_called_exa
     await world.settled()
     prompt = world.send(messages=[USER])
     assert prompt.exact and prompt.doubt is not None and "/tokenize answers 404" in prompt.doubt
-    assert world.tokens.counts.approximate == {"shape": 1, "unverified": 1} and world.tokens.counts.exact == 0
+    assert world.tokens.approximated == {"shape": 1, "unverified": 1}
 
 
 @pytest.mark.parametrize("lookahead", [0, 1])
