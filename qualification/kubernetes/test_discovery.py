@@ -216,21 +216,6 @@ async def test_changes_during_an_outage_are_known_within_a_second(
         report(capsys, "what happened while it could not be reached is known after", made.latencies_s[::2])
 
 
-async def test_changes_that_the_server_has_forgotten_are_made_up_for_by_a_list(
-    api: RealApi, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "router.members.discovery")
-    pods = pods_of(SPACE, "app=nobody")
-    pods.resource_version = "1"
-    watch = KubernetesWatch(api.account(), pods)
-    watch._listed = True
-    async with following(watch) as said:
-        await until(lambda: int(pods.resource_version) > 1)
-        assert said == [{}]
-    (message,) = [each.message for each in caplog.records if each.name == "router.members.discovery.kubernetes"]
-    assert message.startswith("Listing pods space/app=nobody again: too old resource version: 1 ")
-
-
 def test_selectors_are_refused_as_the_server_refuses_them(api: RealApi) -> None:
     with api.asking() as client:
         for selector in (*SELECTORS, *NO_SELECTORS):
@@ -258,25 +243,6 @@ async def test_without_the_role_the_reason_names_it(api: RealApi) -> None:
     assert watch.problem == (
         "status 403; let the service account get, list and watch pods of the core API in the namespace default"
     )
-
-
-async def test_bookmarks_let_a_watch_continue_from_where_nothing_happened(
-    api: RealApi, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "router.members.discovery")
-    pods = pods_of(SPACE, "app=nobody")
-    with api.asking() as client:
-        async with following(KubernetesWatch(api.account(), pods, watch_s=5)) as said:
-            await until(lambda: said)
-            listed = int(pods.resource_version)
-            for number in range(3):
-                checked(client.post("/api/v1/namespaces", json={"metadata": {"name": f"other-{number}-{listed}"}}))
-            metadata = {"name": f"elsewhere-{listed}", "labels": {"app": "somebody"}}
-            made = {"metadata": metadata, "spec": {"containers": [{"name": "c", "image": "none"}]}}
-            newer = int(checked(client.post(PODS, json=made))["metadata"]["resourceVersion"])
-            await until(lambda: int(pods.resource_version) >= newer)
-            checked(client.delete(f"{PODS}/elsewhere-{listed}", params={"gracePeriodSeconds": "0"}))
-    assert [each.message for each in caplog.records if each.name == "router.members.discovery.kubernetes"] == []
 
 
 async def test_a_list_of_several_pages_is_whole(api: RealApi, monkeypatch: pytest.MonkeyPatch) -> None:

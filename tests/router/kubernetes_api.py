@@ -1,4 +1,4 @@
-"""An API server of Kubernetes as far as lists and watches go: versions, pages, bookmarks, 410, and being gone."""
+"""An API server of Kubernetes as far as lists and watches go: versions, pages, 410, and being gone."""
 
 import asyncio
 import base64
@@ -88,25 +88,6 @@ class KubernetesApi:
         """Compact: no earlier watch or unfinished list can continue."""
         self._forgotten = self.version
         self._lists.clear()
-
-    def bookmark(self, path: str) -> None:
-        """The version goes on with what others do; watches are told."""
-        self.version += 1
-        metadata = {"resourceVersion": str(self.version), "creationTimestamp": None}
-        empty: Object = {
-            "spec": {"containers": None},
-            "status": {},
-            "addressType": "",
-            "endpoints": None,
-            "ports": None,
-        }
-        self._tell(path, "BOOKMARK", {"metadata": metadata} | empty, None)
-
-    def say_again(self, path: str) -> None:
-        """The oldest event of this path comes once more, at its old version."""
-        old = next((each for each in self._history if each[0] == path and each[1] != "BOOKMARK"), None)
-        if old is not None:
-            self._tell(*old)
 
     def _stamped(self, content: Object) -> Object:
         self.version += 1
@@ -220,8 +201,6 @@ def selector_of(request: Request) -> Callable[[Object], bool]:
 
 def as_seen(kind: str, content: Object, before: Object | None, matches: Callable[[Object], bool]) -> str:
     """The type of an event for a watcher with a selector; empty: no event."""
-    if kind == "BOOKMARK":
-        return kind
     if kind == "DELETED":
         return kind if matches(content) else ""
     was, now = before is not None and matches(before), matches(content)

@@ -15,9 +15,6 @@ from router.members.discovery.labels import Metadata, Values, values_in
 
 log = logging.getLogger(__name__)
 
-GONE = 410
-
-
 ACCOUNT_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
@@ -43,10 +40,6 @@ def in_cluster(environment: Mapping[str, str], namespace: str | None = None, fol
     return Cluster(f"https://{host}:{port}", namespace, str(token), str(authority) if authority.is_file() else None)
 
 
-class Expired(Exception):
-    """The watch cannot continue from this version; list everything again."""
-
-
 class KubernetesObject(Protocol):
     """The attributes that objects of every kind have."""
 
@@ -70,12 +63,6 @@ class ListMetadata(Struct, rename="camel"):
 class ItemList(Struct, Generic[Item]):
     metadata: ListMetadata
     items: list[Item] | None = None
-
-
-class Bookmark(Struct):
-    """A version; the other fields of the object are empty."""
-
-    metadata: Metadata
 
 
 class WatchEvent(Struct):
@@ -115,17 +102,13 @@ class Kind(NamedTuple, Generic[Item, Made]):
 
 
 class Collection(Generic[Item, Made]):
-    """The objects of one kind that match a selector, at one version.
-
-    Versions that are whole numbers are compared, others are taken in the order of arrival. An event older than the
-    known version means that the server repeats itself or was restored from a backup; a new list tells which.
-    """
+    """The objects of one kind that match a selector."""
 
     def __init__(self, kind: Kind[Item, Made], where: str, selector: str) -> None:
         self.kind = kind
         self.where = where  # the name in logs
         self.selector = selector
-        self.resource_version = ""
+        self.resource_version = ""  # that of the last list
         self._objects: dict[str, FromObject[Made]] = {}  # each object by its name
         self._item = msgspec.json.Decoder(kind.type)
         self._list = msgspec.json.Decoder(ItemList[kind.type])  # type: ignore[name-defined]
@@ -140,18 +123,12 @@ class Collection(Generic[Item, Made]):
         self.resource_version = pages[0].metadata.resource_version
 
     def changed(self, line: bytes | str) -> bool:
-        """Apply a watch event; return True if what is made of them may have changed. Raises Expired."""
+        """Apply a watch event; return True if what is made of them may have changed; raise ValueError for a failure."""
         event = _event(line)
         if event.type == "ERROR":
             failure = _failure(event.object)
-            if failure.code == GONE:
-                raise Expired(failure.message)
             raise ValueError(f"the watch failed with {failure.code}: {failure.message}")
-        if event.type == "BOOKMARK":
-            self._advance(_bookmark(event.object).metadata.resource_version)
-            return False
         item = self._item.decode(event.object)
-        self._advance(item.metadata.resource_version)
         name = item.metadata.name
         nothing: FromObject[Made] = FromObject()
         before = self._objects.get(name, nothing)
@@ -164,12 +141,6 @@ class Collection(Generic[Item, Made]):
     def desired(self) -> dict[str, Made]:
         """All of them by name; of one that several objects name, that of the last object by name."""
         return {one.name: one for _, each in sorted(self._objects.items()) for one in each.made}
-
-    def _advance(self, version: str) -> None:
-        known = self.resource_version
-        if version.isdecimal() and known.isdecimal() and int(version) < int(known):
-            raise Expired(f"its watch went back from version {known} to {version}")
-        self.resource_version = version or known
 
     def _look(self, item: Item) -> FromObject[Made]:
         """Make what the object describes. If a changed value is invalid, the last valid one still counts."""
@@ -195,7 +166,6 @@ class Collection(Generic[Item, Made]):
 
 _event = msgspec.json.Decoder(WatchEvent).decode
 _failure = msgspec.json.Decoder(Failure).decode
-_bookmark = msgspec.json.Decoder(Bookmark).decode
 
 
 def failure_of(body: bytes) -> str:

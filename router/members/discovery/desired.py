@@ -110,11 +110,6 @@ class Backoff:
         self._most_s = most_s
         self._attempts = 0
 
-    @property
-    def is_fresh(self) -> bool:
-        """Tell whether nothing failed since the last reset."""
-        return not self._attempts
-
     def next_s(self) -> float:
         # Doubling a float 1,100 times would overflow.
         longest_s = min(self._most_s, self._first_s * 2.0 ** min(self._attempts, 64))

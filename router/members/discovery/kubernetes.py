@@ -1,4 +1,4 @@
-"""Lists objects of one kind in Kubernetes, then watches them; follows the pods of a pool."""
+"""Lists objects of one kind in Kubernetes, watches them, and lists them again; follows the pods of a pool."""
 
 import asyncio
 import logging
@@ -13,7 +13,7 @@ from typing import Any, Generic
 import httpx2
 import msgspec
 
-from router.members.discovery.collection import GONE, Cluster, Collection, Expired, ItemList, Made, failure_of
+from router.members.discovery.collection import Cluster, Collection, ItemList, Made, failure_of
 from router.members.discovery.desired import Backoff, Source, Tell
 from router.members.discovery.pods import pods_of
 from router.members.discovery.pool import Target, pool_of
@@ -21,13 +21,12 @@ from router.members.spec import ReplicaSpec
 
 log = logging.getLogger(__name__)
 
-WATCH_S = 60  # length of a watch
+WATCH_S = 300  # length of a watch
 GRACE_S = 15.0
 TIMEOUT_S = 10.0  # the time for a page of a list
 CONNECT_TIMEOUT_S = 2.0
 PAGE = 500  # objects
 TOKEN = re.compile(rb"[!-~]+")
-PAUSE_S = 0.2  # before the next watch, in case watches end at once
 FIRST_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 0.5  # reconnect within a second once the server is back
 MAX_RELIST_S = 5.0  # a server that answers but starts no watch is asked for long lists
@@ -41,30 +40,20 @@ _usual_trust = cache(ssl.create_default_context)
 class ApiServerError(Exception):
     """The API server gave no usable answer."""
 
-    def __init__(self, why: str, *, after_s: float = 0.0, relist: bool = False) -> None:
+    def __init__(self, why: str, after_s: float = 0.0) -> None:
         super().__init__(why)
         self.after_s = after_s  # the value of Retry-After
-        self.relist = relist
 
 
 class KubernetesWatch(Source, Generic[Made]):
-    """Objects of one kind. A broken watch continues at its last version."""
+    """Objects of one kind: a list, a watch from there on, and another list when that ends, however it ends."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        collection: Collection[Any, Made],
-        *,
-        watch_s: int = WATCH_S,
-        backoff: Backoff | None = None,
-    ) -> None:
+    def __init__(self, cluster: Cluster, collection: Collection[Any, Made]) -> None:
         super().__init__(collection.where)
         self._cluster = cluster
         self._collection = collection
-        self._watch_s = watch_s
-        self._backoff = backoff or Backoff(FIRST_BACKOFF_S, MAX_BACKOFF_S)
-        self._relist = Backoff(most_s=MAX_RELIST_S)  # reset by changes and by a watch that starts
-        self._listed = False
+        self._lost = Backoff(FIRST_BACKOFF_S, MAX_BACKOFF_S)  # while there is no answer
+        self._refused = Backoff(most_s=MAX_RELIST_S)  # while lists are answered, and watches tell nothing
 
     async def run(self, tell: Callable[[dict[str, Made]], None]) -> None:
         """Tell what is made of all objects whenever that changes, until cancelled."""
@@ -75,55 +64,41 @@ class KubernetesWatch(Source, Generic[Made]):
             desired = self._collection.desired()
             if desired != latest:
                 latest = desired
-                self._relist.reset()  # if only lists bring changes, list soon
                 tell(desired)
 
         while True:
-            pause_s = PAUSE_S
             try:
-                await self._watch(changed)
-                self._relist.reset()
-            except Expired as expired:
-                self._listed = False
-                if self._relist.is_fresh:
-                    log.info("Listing %s again: %s", self.where, expired)
-                pause_s = self._relist.next_s()
+                await self._follow(changed)
+                pause_s = self._refused.next_s()
             except ApiServerError as refusal:
-                self._listed = self._listed and not refusal.relist
                 self._failed(str(refusal))
-                pause_s = (self._relist if refusal.relist else self._backoff).next_s() + refusal.after_s
+                pause_s = self._refused.next_s() + refusal.after_s
             except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
                 self._failed(str(error) or type(error).__name__)
-                self._relist.reset()
-                pause_s = self._backoff.next_s()
+                pause_s = self._lost.next_s()
             await asyncio.sleep(pause_s)
 
-    async def _watch(self, changed: Callable[[], None]) -> None:
-        """List if necessary, then watch once."""
-        async with client_of(self._cluster, self._watch_s + GRACE_S) as client:
-            if not self._listed:
-                await self._list(client)
-                self._listed = True
-                changed()
-            asked = self._asked(
-                watch="1",
-                allowWatchBookmarks="true",
-                resourceVersion=self._collection.resource_version,
-                timeoutSeconds=str(self._watch_s),
-            )
+    async def _follow(self, changed: Callable[[], None]) -> None:
+        """List, then watch once."""
+        async with client_of(self._cluster, WATCH_S + GRACE_S) as client:
+            await self._list(client)
+            changed()
+            version, now_s = self._collection.resource_version, asyncio.get_running_loop().time
+            asked, began_s = self._asked(watch="1", resourceVersion=version, timeoutSeconds=str(WATCH_S)), now_s()
             async with client.stream("GET", **asked) as response:
                 await self._check(response)
                 self._recovered()
-                self._backoff.reset()
-                changed()
+                self._lost.reset()
                 async for line in lines_of(response):
                     try:
                         is_news = self._collection.changed(line)
                     except (msgspec.DecodeError, ValueError) as error:
-                        raise ApiServerError(f"its watch cannot be read: {error}", relist=True) from error
-                    self._relist.reset()
+                        raise ApiServerError(f"its watch cannot be read: {error}") from error
+                    self._refused.reset()
                     if is_news:
                         changed()
+            if now_s() - began_s > MAX_RELIST_S:
+                self._refused.reset()
 
     async def _list(self, client: httpx2.AsyncClient) -> None:
         # Without a resourceVersion the list is consistent, not the cache of one API server.
@@ -157,8 +132,6 @@ class KubernetesWatch(Source, Generic[Made]):
         status = response.status_code
         if status == 200:
             return
-        if status == GONE and self._relist.is_fresh:
-            raise Expired("the server answered 410")
         why, kind = f"status {status}", self._collection.kind
         if status in (401, 403):
             raise ApiServerError(
@@ -168,9 +141,7 @@ class KubernetesWatch(Source, Generic[Made]):
         message = failure_of(await response.aread())
         if status == 404:
             message = f"the cluster has no {kind.resource} of {kind.group}/{kind.version}; install their definition"
-        # The same watch would fail again, unless the server was overloaded or broken.
-        relist = status < 500 and status != 429
-        raise ApiServerError(f"{why}: {message}" if message else why, after_s=retry_after_s(response), relist=relist)
+        raise ApiServerError(f"{why}: {message}" if message else why, retry_after_s(response))
 
 
 async def lines_of(response: httpx2.Response) -> AsyncIterator[bytes]:

@@ -35,7 +35,6 @@ Values: TypeAlias = dict[str, str]  # values by key, without the prefix
 class Metadata(Struct, rename="camel"):
     name: str = ""
     uid: str = ""
-    resource_version: str = ""
     deletion_timestamp: str | None = None
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from router.members.discovery.collection import Cluster, in_cluster
-from router.members.discovery.desired import Backoff
 from router.members.discovery.kubernetes import KEEPALIVE, PAGE, KubernetesWatch, client_of
 from router.members.discovery.pods import pods_of
 from router.members.spec import Desired, ReplicaSpec
@@ -47,7 +46,7 @@ async def watching(
 ) -> AsyncIterator[tuple[KubernetesWatch[ReplicaSpec], list[Desired]]]:
     files = [None if path is None else str(path) for path in (token, authority)]
     cluster = Cluster(api.url, SPACE, *files)
-    watch = KubernetesWatch(cluster, pods_of(SPACE, "app=llm"), backoff=Backoff(first_s=0.01, most_s=0.05))
+    watch = KubernetesWatch(cluster, pods_of(SPACE, "app=llm"))
     async with api.running(), following(watch) as said:
         yield watch, said
 
@@ -86,7 +85,6 @@ async def test_a_list_and_then_a_watch_find_the_members(tmp_path: Path) -> None:
     first, second = api.watches()
     assert first.path == PODS
     assert first.query["labelSelector"] == "app=llm"
-    assert first.query["allowWatchBookmarks"] == "true"
     assert (first.headers["authorization"], second.headers["authorization"]) == ("Bearer first", "Bearer renewed")
 
 
@@ -136,51 +134,22 @@ async def test_without_an_authority_those_of_the_system_count(tmp_path: Path) ->
     assert said == []
 
 
-async def test_a_dropped_watch_continues_where_it_was(caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_happens_between_two_watches_is_in_the_next_list(caplog: pytest.LogCaptureFixture) -> None:
     api = api_with("a")
     async with watching(api) as (watch, said):
         await until(lambda: api.watched, "the watch")
-        api.bookmark(PODS)
-        api.bookmark(PODS)
-        api.put(PODS, pod("b"))
-        await until(lambda: len(said) == 2, "the change")
-        api.forget()  # but for what the bookmarks and the change have told
         api.drop()
-        api.put(PODS, pod("c"))
-        await until(lambda: len(said) == 3, "the change that came meanwhile")
+        api.put(PODS, pod("b"))
+        await until(lambda: len(said) == 2 and api.watched, "the change that came meanwhile")
         assert watch.problem is None
-    assert api.kinds().count("list") == 1
-    assert api.watches()[1].query["resourceVersion"] == "104"
-    assert [list(wanted) for wanted in said] == [["a"], ["a", "b"], ["a", "b", "c"]]
-    assert "keeping what it named" in caplog.text
-
-
-@pytest.mark.parametrize("how", ["event", "status"])
-async def test_a_watch_from_too_long_ago_lists_everything_again(how: str) -> None:
-    api = api_with("a")
-    async with watching(api) as (_, said):
-        await until(lambda: api.watched, "the watch")
         await api.stop()
         api.delete(PODS, "a")
         api.forget()
-        if how == "status":
-            api.refusals.append(lambda request: refusing("watch", 410)(request) if len(api.watches()) == 2 else None)
         await api.start()
-        await until(lambda: said[-1] == {}, "the change that no event told")
-        assert api.kinds().count("list") == 2
-
-
-async def test_a_watch_that_goes_back_is_settled_by_a_list() -> None:
-    api = api_with("a")
-    async with watching(api) as (_, said):
-        await until(lambda: api.watched, "the watch")
-        api.put(PODS, pod("b"))
-        await until(lambda: len(said) == 2, "the change")
-        api.say_again(PODS)
-        await until(lambda: api.kinds().count("list") == 2, "the list")
-        api.put(PODS, pod("c"))
-        await until(lambda: len(said) == 3, "the next change")
-    assert [list(wanted) for wanted in said] == [["a"], ["a", "b"], ["a", "b", "c"]]
+        await until(lambda: len(said) == 3, "the change that no event told")
+    assert api.kinds()[:4] == ["list", "watch"] * 2
+    assert [list(wanted) for wanted in said] == [["a"], ["a", "b"], ["b"]]
+    assert "keeping what it named" in caplog.text
 
 
 async def test_a_list_whose_next_page_is_gone_begins_again() -> None:
@@ -207,7 +176,7 @@ async def test_half_a_line_is_no_event() -> None:
         api.torn = True
         api.put(PODS, pod("b"))
         await until(lambda: len(said) == 2, "the change, by the next watch")
-    assert api.kinds()[:3] == ["list", "watch", "watch"]
+    assert api.kinds() == ["list", "watch"] * 2
     assert list(said[1]) == ["a", "b"]
 
 
@@ -277,12 +246,9 @@ async def test_a_server_that_says_when_is_asked_then(status: int) -> None:
     assert 1.0 <= asked_at[1] - asked_at[0] < 5.0
 
 
-@pytest.mark.parametrize(
-    ("status", "said_first"),
-    [(400, []), (410, ["Listing pods space/app=llm again: the server answered 410"])],
-)
+@pytest.mark.parametrize("status", [400, 410])
 async def test_a_server_that_lists_but_lets_no_watch_begin_is_asked_less_and_less(
-    status: int, said_first: list[str], caplog: pytest.LogCaptureFixture
+    status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "router.members.discovery")
     api = api_with("a")
@@ -301,14 +267,11 @@ async def test_a_server_that_lists_but_lets_no_watch_begin_is_asked_less_and_les
         why = f"status {status}: refused with {status}"
         assert watch.problem == why
         failure = f"Cannot read pods space/app=llm: {why}; keeping what it named before"
-        assert caplog.messages == [*said_first, failure]
+        assert caplog.messages == [failure]
         api.put(PODS, pod("b"))
         api.refusals.clear()
         await until(lambda: [*said[-1]] == ["a", "b"] and watch.problem is None, "the watch")
         assert caplog.messages[-1] == "pods space/app=llm can be read again"
-        await until(lambda: api.watched, "the watch, as it sees it")
-        api.bookmark(PODS)
-        await until(lambda: watch._relist.is_fresh, "what is waited for now")
     assert [list(wanted) for wanted in said] == [["a"], ["a", "b"]]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from router.members.discovery.collection import Collection, Expired
+from router.members.discovery.collection import Collection
 from router.members.discovery.labels import KEYS, PREFIX
 from router.members.discovery.pods import Pod, check_selector, pods_of
 from router.members.spec import ReplicaSpec
@@ -246,18 +246,6 @@ def test_a_pod_without_a_port_of_http_is_told_how_to_name_it(caplog: pytest.LogC
 
 
 # ---- changes
-
-
-def test_an_event_from_before_what_is_known_changes_nothing_and_asks_for_a_list() -> None:
-    made = listed(pod("p"))
-    assert change(made, "DELETED", pod("p"), "20")
-    with pytest.raises(Expired, match="its watch went back from version 20 to 19"):
-        change(made, "MODIFIED", pod("p"), "19")
-    assert made.desired() == {}
-    change(made, "ADDED", pod("q"), "20")  # said twice, or of the same change
-    change(made, "ADDED", pod("r"), "opaque")  # not for us to compare
-    change(made, "ADDED", pod("s"), "3")
-    assert sorted(made.desired()) == ["q", "r", "s"]
 
 
 def test_a_list_that_cannot_be_read_changes_nothing() -> None:

@@ -198,7 +198,7 @@ async def until_tried(made: Cloud, times: int) -> None:
     (watch,) = [each for each in made.running.front.discovery.discoveries if each.where.startswith("pods")]
     backoff: Any = watch
     async with asyncio.timeout(10):
-        while backoff._backoff._attempts < times:
+        while backoff._lost._attempts < times:
             await asyncio.sleep(0.01)
     assert watch.problem is not None
 
