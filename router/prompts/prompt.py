@@ -44,16 +44,11 @@ class Peek(Struct):
     prompt: Any = None
     tools: Raw = _NOTHING
     stream: bool | None = None
-    stream_options: dict[str, Any] | None = None
     cache_salt: str | None = None
     prompt_cache_key: str | None = None
-    user: str | None = None
     service_tier: str | None = None
     n: int | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
     seed: int | None = None
-    temperature: float | None = None
     echo: bool | None = None
     logprobs: Any = None
     prompt_logprobs: Any = None

@@ -65,7 +65,6 @@ class Admission:
         self._admin_exists = False
         self.has_tenants = False  # several clients may have shares of the replicas
         self.accounts: dict[str, Account] = {}  # accounts of the keys with limits, by name
-        self._running: dict[str, int] = {}  # requests of these keys, here
         self._prefix = f"req-{secrets.token_hex(6)}-"
         self._numbers = itertools.count(1)
         self.use(keys)
@@ -125,7 +124,6 @@ class Admission:
                 return admitted
         elif key is not None and (account := self.accounts.get(key.name)) is not None:
             admitted.charge = account.admit(now_s)
-            self._running[key.name] = self._running.get(key.name, 0) + 1
         admitted.key = key
         return admitted
 
@@ -134,10 +132,6 @@ class Admission:
         charge, admitted.charge = admitted.charge, None
         if charge is not None:
             charge.close(used, now_s)
-            name = charge.account.key.name
-            self._running[name] -= 1
-            if not self._running[name]:
-                del self._running[name]
 
     def knows(self, key: Key | None, *, admin: bool) -> bool:
         """Return whether the key would still be admitted; responses that go on for hours have to check this."""
@@ -149,10 +143,15 @@ class Admission:
 
     def in_flight(self) -> dict[str, int]:
         """Running requests by key name; counted only for keys with a limit."""
-        return dict(self._running)
+        found = {}
+        for name in self.accounts:
+            with self.shared.opened(name) as state:
+                if state.in_flight:
+                    found[name] = state.in_flight
+        return found
 
     def check(self) -> None:
-        for name, running in self._running.items():
+        for name, running in self.in_flight().items():
             assert running > 0, f"{name} has {running} requests in flight"
 
     @property

@@ -844,13 +844,13 @@ async def test_a_mistake_of_ours_ends_one_request_and_leaves_nothing_behind(
     right = getattr(owner, stage)
 
     def wrong(routing: Any, *arguments: object) -> Any:
-        if (routing.facts if owner is Answer else routing).peek.user == "unlucky":
+        if (routing.facts if owner is Answer else routing).peek.prompt_cache_key == "unlucky":
             raise ZeroDivisionError
         return right(routing, *arguments)
 
     monkeypatch.setattr(owner, stage, wrong)
     async with served(named("r0")) as running, connect(running.port) as client:
-        answer = await client.post(CHAT, chat("x" * 3_000_000, user="unlucky"))
+        answer = await client.post(CHAT, chat("x" * 3_000_000, prompt_cache_key="unlucky"))
         assert (answer.status, answer.error["code"]) == (500, "internal_error")
         await running.idle()
         assert "ZeroDivisionError" in caplog.text
@@ -863,14 +863,14 @@ async def test_a_mistake_of_ours_leaves_the_others_that_wait_their_turn(monkeypa
         first, unlucky, last = [await stack.enter_async_context(connect(running.port)) for _ in range(3)]
         first.send("POST", CHAT, chat())
         await until(lambda: script.calls, "the replica is full")
-        unlucky.send("POST", CHAT, chat(user="unlucky"))
+        unlucky.send("POST", CHAT, chat(prompt_cache_key="unlucky"))
         await until(lambda: len(running.router.waiting) == 1, "one request waits")
         last.send("POST", CHAT, chat())
         await until(lambda: len(running.router.waiting) == 2, "two requests wait")
         right = Request.choose
 
         def wrong(routing: Request) -> Decision | None:
-            if routing.peek.user == "unlucky":
+            if routing.peek.prompt_cache_key == "unlucky":
                 raise ZeroDivisionError
             return right(routing)
 
