@@ -1,81 +1,114 @@
-"""The dashboard of one router, and its stream of frames as a response."""
+"""The answers that the dashboard asks for each second: a frame of the fleet, its past, and the page of one replica.
+
+A frame is made for all who ask within a second, and only while somebody asks.
+"""
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from itertools import islice
+from operator import attrgetter
 from typing import Any
 
+import msgspec
 from msgspec.structs import asdict
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
-from router.dashboard.broadcast import Broadcast, FeedQuery, Subscriber
+from router.config import RouterConfig
+from router.dashboard.alerts import Alerts
+from router.dashboard.rows import Fleet, Query, select_rows
 from router.dashboard.sampling import EVERY_S, REPLICA_POINTS, REPLICA_SERIES, Series
 from router.dashboard.sharing import SharedPrefixes
 from router.dashboard.status import Statuses, for_clients
+from router.lifecycle import Lifecycle
 from router.members.members import Member
-from router.tenants.keys import Key
+from router.proxy.request_summary import PastDecision
+from router.responses import DecisionRecord
+from router.workers.colleagues import Colleagues
+from router.workers.questions import DECIDED
 
-STUCK_S = 60.0  # a client that takes longer to read a frame is disconnected
-HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-store"),
-    (b"x-accel-buffering", b"no"),  # a buffering proxy would show nothing
-]
-
-
-class FeedResponse(Response):
-    """Frames as server-sent events, until the client leaves or the stream ends.
-
-    Starlette's own streams would leave cycles of references, which keep connections until the collector comes.
-    """
-
-    def __init__(self, broadcast: Broadcast, query: FeedQuery, key: Key | None) -> None:
-        super().__init__()
-        self._key = key
-        self._broadcast = broadcast
-        self._query = query
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raise ApiError before the response starts if there are too many subscribers."""
-        client = scope["client"]
-        subscriber = self._broadcast.join(self._query, self._key, client[0] if client else "")
-        sending = asyncio.create_task(self._send_frames(subscriber, send, scope["state"]["abort"]))
-
-        async def disconnected() -> None:
-            while (await receive())["type"] != "http.disconnect":
-                pass
-
-        leaving = asyncio.create_task(disconnected())
-        try:
-            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            self._broadcast.leave(subscriber)
-            sending.cancel()
-            leaving.cancel()
-        await asyncio.wait({sending, leaving})
-        if not sending.cancelled():
-            sending.result()
-
-    async def _send_frames(self, subscriber: Subscriber, send: Send, abort: Callable[[], None]) -> None:
-        loop = asyncio.get_running_loop()
-        await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
-        async for part in self._broadcast.frames(subscriber):
-            aborting = loop.call_later(STUCK_S, abort)
-            try:
-                await send({"type": "http.response.body", "body": part, "more_body": True})
-            finally:
-                aborting.cancel()
-        await send({"type": "http.response.body", "body": b""})
+FRAME_S = 0.9  # pages ask each second
+LINGER_S = 10.0  # alerts are kept so long after the last question
+MAX_DECISIONS = 20
+MAX_MODELS = 100
+MAX_QUERIES = 64  # frames that are kept, each for another query
 
 
 @dataclass(eq=False)
 class Dashboard:
-    """Run the `sampling` of its statuses for the router's lifetime, and close its `broadcast` when that ends."""
+    """Run the `sampling` of its statuses for the router's lifetime."""
 
+    config: RouterConfig
+    lifecycle: Lifecycle
+    colleagues: Colleagues | None
     statuses: Statuses
+    alerts: Alerts
     prefixes: SharedPrefixes
-    broadcast: Broadcast
+    _fleet: Fleet | None = None
+    _decisions: Sequence[DecisionRecord] = ()
+    _frames: dict[tuple[Query, bool], bytes] = field(default_factory=dict)  # those of this fleet that were asked for
+    _making: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _forgetting: asyncio.TimerHandle | None = None
+
+    async def frame(self, query: Query, *, admin: bool) -> bytes:
+        async with self._making:
+            if self._forgetting is not None:
+                self._forgetting.cancel()
+            self._forgetting = asyncio.get_running_loop().call_later(LINGER_S, self.forget)
+            fleet = self._fleet
+            if fleet is None or self.statuses.sampling.now_s() - fleet.at_s >= FRAME_S:
+                fleet = await self._look()
+            if (made := self._frames.get((query, admin))) is not None:
+                return made
+            if len(self._frames) >= MAX_QUERIES:
+                self._frames.clear()
+            made = self._frames[query, admin] = msgspec.json.encode(self._content(fleet, query, admin=admin))
+            return made
+
+    async def _look(self) -> Fleet:
+        fleet, decisions = await self.statuses.fleet(), decided(self.statuses.decisions)
+        if self.colleagues is not None:
+            for there in (await self.colleagues.told(DECIDED)).values():
+                decisions += there
+            decisions = sorted(decisions, key=attrgetter("ts"), reverse=True)[:MAX_DECISIONS]
+        await self.alerts.see(fleet)
+        self._frames.clear()
+        self._fleet, self._decisions = fleet, decisions
+        return fleet
+
+    def _content(self, fleet: Fleet, query: Query, *, admin: bool) -> dict[str, Any]:
+        config, shown = self.config, select_rows(fleet, query)
+        return {
+            "at": fleet.at,
+            "totals": fleet.totals,
+            "states": fleet.states,
+            "shown": shown[0],
+            "replicas": shown[1] if admin else [for_clients(one) for one in shown[1]],
+            "decisions": self._decisions if admin else None,
+            "alerts": self.alerts.report,
+            "models": list(islice(self.statuses.members.models, MAX_MODELS)),
+            "points": self.statuses.sampling.taken,
+            "router": {
+                "version": version("warmroute"),
+                "role": "admin" if admin else "reader",
+                "keyed": config.demand_key,
+                "shows_prompts": config.shows_texts,
+                "policy": config.policy,
+                "started": self.lifecycle.started,
+                "price_per_million_tokens": config.price_per_million_tokens,
+            },
+        }
+
+    def forget(self) -> None:
+        """Let go of the last frame and of what alerts compare: nobody looks."""
+        self._fleet = None
+        self._frames.clear()
+        self.alerts.forget()
+
+    def history(self) -> dict[str, Any]:
+        """The past of the fleet."""
+        return {"interval_s": EVERY_S, **self.statuses.sampling.fleet.columns()}
 
     def replica(self, member: Member, *, admin: bool) -> dict[str, Any]:
         """The page of one replica."""
@@ -106,3 +139,8 @@ class Dashboard:
             },
             "history": {"interval_s": EVERY_S, **series.columns()},
         }
+
+
+def decided(decisions: deque[PastDecision]) -> list[DecisionRecord]:
+    """This worker's newest decisions, without their candidates."""
+    return [past.record(briefly=True) for past in islice(reversed(decisions), MAX_DECISIONS)]

@@ -19,7 +19,6 @@ from api.http.responses import error_response
 from api.http.routes import Role, RouteTable, check_preflight, mark_admitted, route_for, served
 from router.core import Router
 from router.dashboard.alerts import Alerts
-from router.dashboard.broadcast import Broadcast
 from router.dashboard.dashboard import Dashboard
 from router.dashboard.sampling import OtherWorkers, Sampling
 from router.dashboard.sharing import SharedPrefixes
@@ -91,7 +90,8 @@ class RouterGate:
             await error_response(error, scope["path"])(scope, receive, count)
         finally:
             self.admission.release(admitted)
-            if self.history.access_log is not None and asked.who is not Role.ANYONE:
+            is_polled = asked.who is Role.ANYONE or scope["path"].startswith("/dashboard/")
+            if self.history.access_log is not None and not is_polled:
                 line = line_of(
                     scope,
                     status=status,
@@ -110,8 +110,7 @@ def dashboard_of(router: Router, colleagues: Colleagues | None = None) -> Dashbo
     statuses = Statuses(members, placement, router.admission, history.decisions, sampling)
     alerts = Alerts(router.config.policy, members, placement.index, history)
     prefixes = SharedPrefixes(members, placement, history, colleagues, router.now_s, router.config.shows_texts)
-    broadcast = Broadcast(router.config, router.lifecycle, router.admission, colleagues, statuses, alerts)
-    return Dashboard(statuses, prefixes, broadcast)
+    return Dashboard(router.config, router.lifecycle, colleagues, statuses, alerts, prefixes)
 
 
 def printed_by(router: Router, links: Links | None = None) -> Printed:

@@ -21,8 +21,7 @@ from api.http.responses import json_response
 from api.messages.models import listed, shown
 from api.responses import Model
 from router.dashboard import static_files
-from router.dashboard.broadcast import FeedQuery
-from router.dashboard.dashboard import Dashboard, FeedResponse
+from router.dashboard.dashboard import Dashboard
 from router.dashboard.rows import query_of
 from router.dashboard.status import for_clients
 from router.http.at_replicas import change_adapter, reset_caches
@@ -261,10 +260,13 @@ class Endpoints:
     async def dashboard_file(self, request: Request) -> Response:
         return _file(request, request.path_params["path"])
 
-    async def dashboard_feed(self, request: Request) -> Response:
-        admitted = request.state.admitted
-        query = FeedQuery(query_of(request.query_params), admitted.admin)
-        return FeedResponse(self.board.broadcast, query, admitted.key)
+    async def dashboard_fleet(self, request: Request) -> Response:
+        query = query_of(request.query_params)
+        frame = await self.board.frame(query, admin=request.state.admitted.admin)
+        return Response(frame, media_type="application/json")
+
+    async def dashboard_history(self, _: Request) -> Response:
+        return json_response(self.board.history())
 
     async def dashboard_replica(self, request: Request) -> Response:
         await self._statuses.sampling.others.look()

@@ -96,8 +96,9 @@ APP_ROUTES = (
     _route(GET, "/prefixes", ADMINISTRATOR, Endpoints.prefixes),
     _route(GET, "/debug/index", ADMINISTRATOR, Endpoints.debug_index),
     _route(GET, "/dashboard/replicas/{name}", READER, Endpoints.dashboard_replica),
-    # Made for one page; a stream without an end is nothing to try out of a document.
-    _route(GET, "/dashboard/feed", READER, Endpoints.dashboard_feed, in_document=False),
+    # Made for one page.
+    _route(GET, "/dashboard/fleet", READER, Endpoints.dashboard_fleet, in_document=False),
+    _route(GET, "/dashboard/history", READER, Endpoints.dashboard_history, in_document=False),
     # The dashboard's files tell nothing: what they show is asked for by the routes above.
     _route(PAGE, "/dashboard", ANYONE, Endpoints.dashboard_index, in_document=False),
     _route(PAGE, "/dashboard/", ANYONE, Endpoints.dashboard_without_slash, in_document=False),

@@ -17,7 +17,7 @@ from api.http.server import HttpServer, connection_limits, tls_context
 from events.sockets.curve import shared_keys
 from router.config import RouterConfig
 from router.core import Router
-from router.dashboard.broadcast import decided
+from router.dashboard.dashboard import decided
 from router.dashboard.sampling import unserved_by
 from router.http.app import answered, build_app, dashboard_of
 from router.http.at_replicas import expect_clear
@@ -241,7 +241,6 @@ class Front:
             self._server.retire(now=True)  # a request on an open connection would only be refused
         life = self.router.lifecycle
         life.leaving = life.draining = True
-        self.dashboard.broadcast.close()  # its viewers are not waited for
         with suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 while life.open_requests or self._server.connections.are_unread():
@@ -250,7 +249,7 @@ class Front:
 
     async def close(self) -> None:
         self._server.end()
-        self.dashboard.broadcast.close()
+        self.dashboard.forget()
         if self.picker is not None:
             await self.picker.close()
         if self._serving is not None:

@@ -101,9 +101,8 @@ async def test_a_connection_that_is_over_needs_no_collector() -> None:
                         await client.ask(method, path, body, **LOCAL)
             for _ in range(10):
                 async with connect(running.port) as client:
-                    client.send("GET", "/dashboard/feed", **LOCAL)
+                    client.send("GET", "/dashboard/fleet", **LOCAL)
                     await client.head()
-                    await client.chunk()
             await until(lambda: not running.front._server.connections.open, "the router sees that all have left")
             await until(lambda: not count_of(FrontConnection), "connections of clients are forgotten")
             idle = running.member("a").upstream

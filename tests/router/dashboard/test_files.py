@@ -109,7 +109,7 @@ async def test_nothing_else_is_to_be_had(path: str) -> None:
         "/dashboard/%2fetc%2fhosts.txt",
         "/dashboard//etc/hosts.txt",
         "/dashboard/index.html/",
-        "/dashboard/feed.html/../feed.js",
+        "/dashboard/fleet.html/../feed.js",
     ],
 )
 async def test_a_path_with_two_readings_is_refused(path: str) -> None:

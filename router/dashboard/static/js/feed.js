@@ -1,26 +1,26 @@
-/** The router's feed: connected, read, and connected again after ever longer pauses while nobody answers. */
+/** Asks the router for a frame each second, and for the last half hour when it has another point. */
 
-import { Refused, ask, wantsKey } from "./http.js";
-import { askForKey, onKey } from "./keys.js";
-import { events } from "./sse.js";
+import { Gone, get, wantsKey } from "./http.js";
+import { askForKey } from "./keys.js";
+import { Poll } from "./poll.js";
 
-const LONGEST_PAUSE_S = 10;
-const SILENCE_S = 8; // a frame comes each second; after so long the connection is as good as lost
+const EVERY_S = 1;
+const SILENCE_S = 8; // after so long without an answer the router is as good as gone
 
-/**
- * Calls `take(event, content)` for what comes, and `tell(state, why)` with
- * connecting, live, gone or refused.
- */
 export class Feed {
-  constructor(take, tell) {
-    this._take = take;
-    this._tell = tell;
+  constructor(state) {
+    this._state = state;
     this._query = "";
-    this._attempt = null; // aborts what is under way
-    this._pauses = 0;
-    onKey(() => this.restart());
-    window.addEventListener("pagehide", () => this._attempt?.abort());
-    window.addEventListener("pageshow", (event) => event.persisted && this.restart());
+    this._points = null; // the number of points when the history was taken
+    this._poll = null;
+  }
+
+  start() {
+    this._poll = new Poll(
+      EVERY_S,
+      (signal) => this._read(signal),
+      (error) => this._failed(error),
+    );
   }
 
   /** Of other replicas, or in another order. */
@@ -28,69 +28,29 @@ export class Feed {
     const text = new URLSearchParams(Object.entries(query).filter(([, value]) => value !== "")).toString();
     if (text === this._query) return;
     this._query = text;
-    if (this._attempt !== null) this.restart();
+    this._poll?.again();
   }
 
-  restart() {
-    this._attempt?.abort();
-    this._attempt = new AbortController();
-    this._run(this._attempt);
-  }
-
-  async _run(attempt) {
-    while (!attempt.signal.aborted) {
-      try {
-        this._tell("gone", (await this._read(attempt)) ?? "the router has ended the connection");
-      } catch (error) {
-        if (attempt.signal.aborted) return;
-        if (wantsKey(error)) {
-          this._tell("refused", error.message);
-          await askForKey(error.message); // a key given starts a new attempt
-          return;
-        }
-        this._tell("gone", error instanceof Refused ? error.message : "the router does not answer");
-      }
-      await this._pause(attempt.signal);
+  async _read(signal) {
+    const frame = await soon(get(`dashboard/fleet${this._query ? `?${this._query}` : ""}`, { signal }));
+    if (frame.points !== this._points) {
+      this._state.past(await soon(get("dashboard/history", { signal })));
+      this._points = frame.points;
     }
+    this._state.connect("live", "");
+    this._state.take(frame);
   }
 
-  /** Resolves when the router ends it: to the reason, if it gave one. */
-  async _read(attempt) {
-    const reading = new AbortController(); // AbortSignal.any is too new
-    const quit = () => reading.abort();
-    let timer = 0;
-    const heard = () => {
-      clearTimeout(timer);
-      timer = setTimeout(quit, SILENCE_S * 1000);
-    };
-    attempt.signal.addEventListener("abort", quit);
-    heard();
-    try {
-      const path = `dashboard/feed${this._query ? `?${this._query}` : ""}`;
-      const response = await ask("GET", path, undefined, { signal: reading.signal });
-      for await (const { event, data } of events(response.body)) {
-        heard();
-        this._pauses = 0;
-        this._tell("live", "");
-        const content = JSON.parse(data);
-        if (event === "end") return content.why;
-        this._take(event, content);
-      }
-      return null;
-    } finally {
-      clearTimeout(timer);
-      attempt.signal.removeEventListener("abort", quit);
-    }
+  _failed(error) {
+    this._state.connect(wantsKey(error) ? "refused" : "gone", error.message);
+    if (wantsKey(error)) askForKey(error.message); // a key given asks anew
   }
+}
 
-  _pause(signal) {
-    this._pauses = Math.min(LONGEST_PAUSE_S, this._pauses + 1);
-    return new Promise((resolve) => {
-      const timer = setTimeout(resolve, this._pauses * 1000);
-      signal.addEventListener("abort", () => {
-        clearTimeout(timer);
-        resolve();
-      });
-    });
-  }
+function soon(answer) {
+  let timer = 0;
+  const late = new Promise((_, reject) => {
+    timer = setTimeout(() => reject(new Gone("the router does not answer")), SILENCE_S * 1000);
+  });
+  return Promise.race([answer, late]).finally(() => clearTimeout(timer));
 }

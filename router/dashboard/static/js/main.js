@@ -33,10 +33,7 @@ const byId = (id) => document.getElementById(id);
 class App {
   constructor() {
     this.state = new State();
-    this.feed = new Feed(
-      (event, content) => this.state.take(event, content),
-      (state, why) => this.state.connect(state, why),
-    );
+    this.feed = new Feed(this.state);
     this._page = null;
     this._links = NAVIGATION.map(([title, href, names]) => ({ names, link: el("a", { href }, title) }));
   }
@@ -52,7 +49,7 @@ class App {
     setInterval(() => this._connection(), 1000);
     window.addEventListener("hashchange", () => this._open(true));
     this._open(false);
-    this.feed.restart();
+    this.feed.start();
   }
 
   _open(moved) {

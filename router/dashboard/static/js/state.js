@@ -1,4 +1,4 @@
-/** What the feed has told, for all pages: the newest frame, and the last half hour. */
+/** What the router has told, for all pages: the newest frame, and the last half hour. */
 
 import { Ring } from "./ring.js";
 
@@ -22,13 +22,20 @@ export class State {
     return () => this._listeners.delete(listener);
   }
 
-  take(event, content) {
-    if (event === "hello") this.hello = content;
-    else if (event === "history") this.points.load(content);
-    else if (event === "point") this.points.push(content);
-    else if (event === "fleet") this._renew(content);
-    else return;
-    this._tell(event === "history" || event === "point" ? "points" : event);
+  take(frame) {
+    const role = this.hello?.role;
+    this.hello = frame.router;
+    this.fleet = frame;
+    const names = frame.replicas.map((row) => row.name);
+    const inOrder = (one, other) => one.localeCompare(other, "en", { numeric: true });
+    for (const name of names.sort(inOrder)) this.hue(name);
+    if (this.hello.role !== role) this._tell("hello");
+    this._tell("fleet");
+  }
+
+  past(columns) {
+    this.points.load(columns);
+    this._tell("points");
   }
 
   connect(state, why) {
@@ -40,7 +47,7 @@ export class State {
 
   /** The names of models, at most 100. */
   get models() {
-    return this.fleet?.models ?? this.hello?.models ?? [];
+    return this.fleet?.models ?? [];
   }
 
   get isAdmin() {
@@ -56,13 +63,6 @@ export class State {
       this._hues.set(name, number);
     }
     return `var(--hue-${number})`;
-  }
-
-  _renew(fleet) {
-    this.fleet = fleet;
-    const names = fleet.replicas.map((row) => row.name);
-    const inOrder = (one, other) => one.localeCompare(other, "en", { numeric: true });
-    for (const name of names.sort(inOrder)) this.hue(name);
   }
 
   _tell(what) {
