@@ -63,6 +63,16 @@ class Served(Struct, frozen=True):
     generated_tokens: int = 0  # those of answers that still run included
     streamed_tokens: int = 0  # those among them that came after the first of a streamed answer
     streaming_s: float = 0.0  # the time that those have taken
+    refused: int = 0  # those that it refused with status 429
+    resent_tokens: int = 0  # prompt tokens in a prefix of an earlier prompt sent there
+    reported_blocks: int = 0
+    salted: int = 0  # prompts with a cache salt
+    new_salts: int = 0  # those whose salt was not seen there before
+    billed: int = 0  # prompts that begin with Claude Code's billing line
+    predictions: int = 0  # answers whose cached blocks were compared with the prediction
+    wrong_predictions: int = 0
+    wrong_blocks: int = 0
+    resyncs: int = 0
 
 
 class Recent(Struct, frozen=True):

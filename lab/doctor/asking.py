@@ -1,7 +1,7 @@
 """Asks a router and its replicas over HTTP; reports failures, and stops only for servers that the user named."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from typing import TypeVar
@@ -13,7 +13,7 @@ from lab.doctor.comparing import Loaded, Look, OfReplica, OfRouter
 from router.console.asking import Client, Server, Unreachable
 from router.console.samples import BadMetrics, Samples
 from router.dashboard.doctor.figures import DifferingShape
-from router.responses import DecisionList, ReplicaList
+from router.responses import DecisionList, ReplicaList, ReplicaStatus
 
 ROUTER_TIMEOUT_S = 10.0
 REPLICA_TIMEOUT_S = 3.0
@@ -78,8 +78,8 @@ class Asking(ExitStack):
                 raise Unreachable(REPLICA, url, why)
         return Look(time.monotonic(), router, answers)
 
-    def between(self) -> list[Samples]:
-        return [] if self._router is None else [router_metrics(self._router)]
+    def between(self) -> Sequence[ReplicaStatus]:
+        return [] if self._router is None else self._router.get("/replicas", ReplicaList).replicas
 
 
 def told(replica: Client) -> OfReplica | str:
@@ -124,13 +124,15 @@ def differing(router: Client) -> tuple[DifferingShape, ...]:
     return tuple(msgspec.structs.replace(each, model=name) for name, each in shapes)
 
 
-def watched(asking: Asking, for_s: float, tell: Callable[[int], None]) -> tuple[Look, list[Samples], Look]:
-    """Look twice, `for_s` apart, with the router's metrics in between; `tell` gets the elapsed seconds."""
+def watched(
+    asking: Asking, for_s: float, tell: Callable[[int], None]
+) -> tuple[Look, list[Sequence[ReplicaStatus]], Look]:
+    """Look twice, `for_s` apart, and at the router's replicas in between; `tell` gets the elapsed seconds."""
     first = asking.look()
-    end_s, between = first.at_s + for_s, []
+    end_s, between = first.at_s + for_s, list[Sequence[ReplicaStatus]]()
     while (left_s := end_s - time.monotonic()) > 0:
         tell(int(for_s - left_s))
         time.sleep(min(READ_EVERY_S, left_s))
         if left_s > READ_EVERY_S:
-            between += asking.between()
+            between.append(asking.between())
     return first, between, asking.look()

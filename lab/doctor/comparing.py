@@ -10,26 +10,10 @@ from msgspec.structs import replace
 from router.console.samples import Samples
 from router.dashboard.doctor.engine_metrics import engine_figures
 from router.dashboard.doctor.figures import DifferingShape, EngineFigures, Figures, ReplicaFigures, RouterFigures
-from router.dashboard.doctor.looks import (
-    Reading,
-    ReplicaLook,
-    RouterLook,
-    decision_sample,
-    replica_figures,
-    router_figures,
-)
+from router.dashboard.doctor.looks import RouterLook, decision_sample, reading, replica_figures, router_figures
 from router.responses import DecisionRecord, ReplicaStatus
 
 ROUTER = "warmroute_router:"
-GPU = "GPU"
-COUNTERS = {  # the router's counters, by their fields of RoutingFigures
-    **{name: name for name in ("resyncs", "faults", "predictions", "wrong_predictions", "requests", "new_salts")},
-    **{name: name for name in ("prompt_tokens", "matched_tokens", "resent_tokens", "reported_blocks")},
-    **{name: f"event_{name}" for name in ("lost_batches", "gaps", "repairs", "digest_mismatches", "restarts")},
-    "wrong_blocks": "wrong_prediction_blocks",
-    "salted": "salted_prompts",
-    "billed": "billed_prompts",
-}
 
 
 class Loaded(Struct, frozen=True):
@@ -57,17 +41,18 @@ class Look(NamedTuple):
     replicas: dict[str, OfReplica | str]  # replicas by URL; the reason, if there is no answer
 
 
-def figures_of(first: Look, between: Sequence[Samples], last: Look) -> Figures:
+def figures_of(first: Look, between: Sequence[Sequence[ReplicaStatus]], last: Look) -> Figures:
     known_urls = set() if last.router is None else {one.url.rstrip("/") for one in last.router.replicas}
     router, replicas, notes = None, [], []
     if first.router is not None and last.router is not None:
-        readings = [first.router.metrics, *between, last.router.metrics]
+        before, *later = (
+            {one.name: one for one in replicas} for replicas in (first.router.replicas, *between, last.router.replicas)
+        )
         for one in last.router.replicas:
             url = one.url.rstrip("/")
             own_figures = partial(_own, first.replicas.get(url), last.replicas.get(url), rank=one.rank)
-            there = [each for each in readings if each.total(f"{ROUTER}replica_up", replica=one.name) is not None]
-            before, now = _seen(one, readings[0]), _seen(one, readings[-1])
-            replicas.append(replica_figures(before, [_reading(one.name, each) for each in there], now, own_figures))
+            readings = [reading(there[one.name]) for there in (before, *later) if one.name in there]
+            replicas.append(replica_figures(before.get(one.name), readings, one, own_figures))
         router = _router(first.router, last.router)
         if router.choices is None:
             notes.append("the router's decisions may not be read: herding was judged by queues alone; see --admin-key")
@@ -91,21 +76,6 @@ def figures_of(first: Look, between: Sequence[Samples], last: Look) -> Figures:
 # ---- a replica
 
 
-def _seen(known: ReplicaStatus, metrics: Samples) -> ReplicaLook:
-    name = known.name
-    counted = {field: metrics.total(f"{ROUTER}{one}_total", replica=name) or 0.0 for field, one in COUNTERS.items()}
-    counted["refused"] = metrics.total(f"{ROUTER}requests_total", replica=name, status="429") or 0.0
-    return ReplicaLook(known, counted, metrics.total(f"{ROUTER}index_blocks", replica=name, medium=GPU) or 0.0)
-
-
-def _reading(name: str, metrics: Samples) -> Reading:
-    def gauge(of: str) -> float:
-        return metrics.total(f"{ROUTER}{of}", replica=name) or 0.0
-
-    busy = max(gauge("replica_in_flight"), gauge("replica_running") + gauge("replica_waiting"))
-    return Reading(busy, gauge("replica_queued_tokens"), int(gauge("event_lag_batches")))
-
-
 def _own(
     first: OfReplica | str | None,
     last: OfReplica | str | None,
@@ -124,8 +94,8 @@ def _own(
 
 
 def _router(first: OfRouter, last: OfRouter) -> RouterFigures:
-    def counted(metrics: Samples) -> RouterLook:
-        requests = metrics.total(f"{ROUTER}requests_total") or 0.0
+    def counted(there: OfRouter) -> RouterLook:
+        requests, metrics = sum(one.served.requests for one in there.replicas), there.metrics
         refused = metrics.by(f"{ROUTER}refused_total", "code")
         return RouterLook(requests, refused, metrics.by(f"{ROUTER}approximate_prompts_total", "reason"))
 
@@ -141,6 +111,4 @@ def _router(first: OfRouter, last: OfRouter) -> RouterFigures:
             decision_sample(one.ts - one.duration_s, one.chosen, one.prompt_tokens, ours, max(others, default=0))
         )
     known = None if last.decisions is None else chosen
-    return replace(
-        router_figures(policy, counted(first.metrics), counted(last.metrics), known), differing=last.differing
-    )
+    return replace(router_figures(policy, counted(first), counted(last), known), differing=last.differing)

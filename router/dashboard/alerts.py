@@ -20,9 +20,9 @@ from router.dashboard.doctor.engine_metrics import READ, engine_figures
 from router.dashboard.doctor.figures import DecisionSample, EngineFigures, Figures, ReplicaFigures
 from router.dashboard.doctor.looks import (
     Reading,
-    ReplicaLook,
     RouterLook,
     decision_sample,
+    reading,
     replica_figures,
     router_figures,
 )
@@ -33,11 +33,9 @@ from router.members.broken import Broken
 from router.members.fetch import fetch
 from router.members.members import Member, Members, Server, approximate_prompts
 from router.placement.cost import INFINITE
-from router.placement.index import PrefixIndex
-from router.placement.prices import GPU
 from router.proxy.request_summary import PastDecision
 from router.records.history import History
-from router.responses import FeedState
+from router.responses import ReplicaStatus
 
 EVERY_S = 5.0
 LOOKS = 3  # the oldest is compared with the newest
@@ -68,15 +66,10 @@ class AlertReport(Struct):
     ended: list[Alert] = []  # the newest first
 
 
-# Counters of one replica, named as in `RoutingFigures`.
-OF_FEED = ("lost_batches", "gaps", "repairs", "digest_mismatches", "restarts")
-OF_TALLIES = ("prompt_tokens", "matched_tokens", "resent_tokens", "salted", "new_salts", "billed")
-
-
 class Look(NamedTuple):
     at_s: float
     router: RouterLook
-    replicas: dict[str, tuple[Member, ReplicaLook]]
+    replicas: dict[str, tuple[Member, ReplicaStatus]]
     newest: PastDecision | None
 
 
@@ -130,7 +123,6 @@ class Alerts:
 
     policy: str
     members: Members
-    index: PrefixIndex
     history: History
 
     def __post_init__(self) -> None:
@@ -150,31 +142,19 @@ class Alerts:
         self._metrics.forget()
 
     async def see(self, fleet: Fleet) -> None:
-        self._readings.append(
-            {
-                one.name: Reading(
-                    max(one.load.in_flight, one.load.running + one.load.waiting),
-                    one.load.queued_tokens,
-                    0 if one.events is None else one.events.lag_batches,
-                )
-                async for one in paused(fleet.replicas, by=ROWS_AT_A_TIME)
-            }
-        )
+        self._readings.append({one.name: reading(one) async for one in paused(fleet.replicas, by=ROWS_AT_A_TIME)})
         if not self._looks or fleet.at_s - self._looks[-1].at_s >= EVERY_S:
-            self._looks.append(await self._look(fleet))
+            self._looks.append(self._look(fleet))
             await self._judge()
             self._metrics.poll()
 
-    async def _look(self, fleet: Fleet) -> Look:
-        replicas: dict[str, tuple[Member, ReplicaLook]] = {}
-        async for status in paused(fleet.replicas):
-            if (member := self.members.by_name.get(status.name)) is not None:
-                blocks = self.index.blocks(member.slot).get(GPU, 0)
-                replicas[member.name] = member, ReplicaLook(status, _counted(member, status.events), blocks)
+    def _look(self, fleet: Fleet) -> Look:
+        by_name = self.members.by_name
+        replicas = {one.name: (by_name[one.name], one) for one in fleet.replicas if one.name in by_name}
         approximate: Counter[str] = Counter()
         for (_, reason), count in approximate_prompts(self.members.models.values()).items():
             approximate[reason] += count
-        requests = sum(one.counted["requests"] for _, one in replicas.values())
+        requests = sum(one.served.requests for _, one in replicas.values())
         router = RouterLook(requests, self.history.counts.refused.copy(), approximate)
         return Look(fleet.at_s, router, replicas, self.history.decisions[-1] if self.history.decisions else None)
 
@@ -211,11 +191,10 @@ class Alerts:
         for name, (member, now) in last.replicas.items():
             if member not in self.members:
                 continue
-            joined, before = first.replicas.get(name, (None, now))
-            if joined is not member:
-                before = now._replace(counted={}, index_blocks=0.0)
-            readings = [reading[name] for reading in self._readings if name in reading]
-            yield replica_figures(before, readings, now, partial(self._metrics.figures, member))
+            joined, before = first.replicas.get(name, (None, None))
+            readings = [each[name] for each in self._readings if name in each]
+            own_figures = partial(self._metrics.figures, member)
+            yield replica_figures(before if joined is member else None, readings, now, own_figures)
 
     def _decided_since(self, before: PastDecision | None) -> list[PastDecision]:
         """The newest decisions, newest first, within MAX_CONSIDERED candidates."""
@@ -235,19 +214,3 @@ def held(one: PastDecision) -> DecisionSample:
         elif tokens > others and cost != INFINITE:
             others = tokens
     return decision_sample(outcome.ts - outcome.duration_s, outcome.chosen or "", outcome.prompt_tokens, ours, others)
-
-
-def _counted(member: Member, feed: FeedState | None) -> dict[str, float]:
-    tallies, accuracy = member.tallies.values(), member.accuracy
-    return {
-        "resyncs": member.resyncs,
-        "faults": member.server.faults,
-        "predictions": accuracy.compared,
-        "wrong_predictions": accuracy.different,
-        "wrong_blocks": accuracy.error_blocks,
-        "requests": sum(sum(tally.statuses.values()) for tally in tallies),
-        "refused": sum(tally.statuses.get(429, 0) for tally in tallies),
-        "reported_blocks": sum(tally.blocks_reported for tally in tallies),
-        **{name: sum(getattr(tally, name) for tally in tallies) for name in OF_TALLIES},
-        **({} if feed is None else {name: getattr(feed, name) for name in OF_FEED}),
-    }

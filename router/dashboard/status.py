@@ -24,6 +24,7 @@ from router.tenants.admission import Admission
 DRAINS = "it drains"  # the router's reason for a replica that reports draining
 LAGGING_BATCHES = 8  # a few are always in flight
 SUMS = ("in_flight", "running", "waiting", "queued_tokens")
+OF_TALLIES = ("prompt_tokens", "matched_tokens", "resent_tokens", "salted", "new_salts", "billed")
 # The place of a replica, its process and its stream; a client sees these values in their place.
 FOR_ADMINISTRATORS: dict[str, Any] = {
     "url": "",
@@ -145,11 +146,16 @@ class Statuses:
             heard_age_s=None if heard_age_s is None else round(heard_age_s, 3),
             served=Served(
                 requests=sum(sum(tally.statuses.values()) for tally in tallies),
-                prompt_tokens=sum(tally.prompt_tokens for tally in tallies),
-                matched_tokens=sum(tally.matched_tokens for tally in tallies),
+                refused=sum(tally.statuses.get(429, 0) for tally in tallies),
+                reported_blocks=sum(tally.blocks_reported for tally in tallies),
                 generated_tokens=member.output.tokens,
                 streamed_tokens=member.output.streamed_tokens,
                 streaming_s=round(member.output.streaming_s, 6),
+                predictions=member.accuracy.compared,
+                wrong_predictions=member.accuracy.different,
+                wrong_blocks=member.accuracy.error_blocks,
+                resyncs=member.resyncs,
+                **{name: sum(getattr(tally, name) for tally in tallies) for name in OF_TALLIES},
             ),
             rank=member.rank,
             role=spec.role,

@@ -108,7 +108,7 @@ def dashboard_of(router: Router, colleagues: Colleagues | None = None) -> Dashbo
     members, placement, history = router.members, router.placement, router.history
     sampling = Sampling(members, router.now_s, router.waiting, history.counts, OtherWorkers(colleagues))
     statuses = Statuses(members, placement, router.admission, history.decisions, sampling)
-    alerts = Alerts(router.config.policy, members, placement.index, history)
+    alerts = Alerts(router.config.policy, members, history)
     prefixes = SharedPrefixes(members, placement, history, colleagues, router.now_s, router.config.shows_texts)
     return Dashboard(router.config, router.lifecycle, colleagues, statuses, alerts, prefixes)
 

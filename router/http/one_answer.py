@@ -57,6 +57,7 @@ def _replicas(_: bytes, answers: Mapping[int, bytes]) -> bytes:
             served=type(one.served)(
                 *(sum(getattr(each.served, name) for each in same) for name in one.served.__struct_fields__)
             ),
+            faults=sum(each.faults for each in same),
             idle=one.idle if all(each.idle is not None for each in same) else None,
         )
     return msgspec.json.encode(ReplicaList(own))

@@ -11,21 +11,29 @@ from router.responses import ReplicaStatus
 
 FEW_READINGS = 2  # a lag may be momentary if there are fewer
 GPU = "GPU"
+OF_STREAM = ("lost_batches", "gaps", "repairs", "digest_mismatches", "restarts")
+OF_SERVED = (
+    *("requests", "refused", "prompt_tokens", "matched_tokens", "resent_tokens", "reported_blocks", "salted"),
+    *("new_salts", "billed", "predictions", "wrong_predictions", "wrong_blocks", "resyncs"),
+)
 SAID = ("available", "why", "breaker", "state", "inexact", "trust", "honesty", "taken_names")
-
-
-class ReplicaLook(NamedTuple):
-    """One replica at one moment, as the router knows it."""
-
-    status: ReplicaStatus
-    counted: Mapping[str, float]  # counters by their fields of RoutingFigures
-    index_blocks: float
 
 
 class Reading(NamedTuple):
     busy: float
     queued_tokens: float
     lag_batches: int
+
+
+def reading(one: ReplicaStatus) -> Reading:
+    busy = max(one.load.in_flight, one.load.running + one.load.waiting)
+    return Reading(busy, one.load.queued_tokens, 0 if one.events is None else one.events.lag_batches)
+
+
+def counted(status: ReplicaStatus) -> dict[str, float]:
+    """Its counters by their fields of RoutingFigures."""
+    events = {} if status.events is None else {name: getattr(status.events, name) for name in OF_STREAM}
+    return {"faults": status.faults, **{name: getattr(status.served, name) for name in OF_SERVED}, **events}
 
 
 class RouterLook(NamedTuple):
@@ -50,23 +58,27 @@ def grown(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, fl
 
 
 def replica_figures(
-    first: ReplicaLook,
+    first: ReplicaStatus | None,
     readings: Sequence[Reading],
-    last: ReplicaLook,
+    status: ReplicaStatus,
     own_figures: Callable[[tuple[float, float] | None], EngineFigures | None],
 ) -> ReplicaFigures:
-    """`own_figures`: what its own /metrics say, given its blocks in the router's index and their increase."""
-    status, events = last.status, last.status.events
-    own = own_figures(None if events is None else (last.index_blocks, last.index_blocks - first.index_blocks))
-    told: dict[str, Any] = {name: getattr(status, name) for name in SAID} | grown(first.counted, last.counted)
+    """Its figures since `first`, which is None if it has come since.
+
+    `own_figures`: what its own /metrics say, given its blocks in the router's index and their increase.
+    """
+    events, before = status.events, {} if first is None else counted(first)
+    blocks, blocks_before = (0 if one is None else one.index.blocks.get(GPU, 0) for one in (status, first))
+    own = own_figures(None if events is None else (blocks, blocks - blocks_before))
+    told: dict[str, Any] = {name: getattr(status, name) for name in SAID} | grown(before, counted(status))
     if events is not None:
         told |= {"overclaim": events.overclaim, "unknown": events.unknown}
     routed = RoutingFigures(
         **told,
         has_events=events is not None and not events.unreached,
-        predictions_ever=last.counted.get("predictions", 0.0),
+        predictions_ever=status.served.predictions,
         lag_batches=min(one.lag_batches for one in readings) if len(readings) >= FEW_READINGS else 0,
-        index_blocks=last.index_blocks,
+        index_blocks=blocks,
         busy=tuple(one.busy for one in readings),
         queued_tokens=tuple(one.queued_tokens for one in readings),
     )

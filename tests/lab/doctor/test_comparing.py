@@ -11,7 +11,7 @@ from router.console.samples import BadMetrics, Samples
 from router.dashboard.doctor.engine_metrics import MetricsDelta
 from router.dashboard.doctor.figures import Figures
 from router.dashboard.doctor.rules import findings
-from router.responses import Considered, DecisionRecord, FeedState, ReplicaStatus
+from router.responses import Considered, DecisionRecord, FeedState, Index, Load, ReplicaStatus, Served
 from tests.router.dashboard.doctor.snapshots import replica
 
 URL = "http://10.0.0.1:8000"
@@ -84,40 +84,38 @@ def test_what_is_no_engine_is_not_judged() -> None:
 
 # ---- through a router
 
-ROUTER = """\
-warmroute_router:open_requests 0.0
-warmroute_router:replica_up{{replica="a"}} 1.0
-warmroute_router:replica_in_flight{{replica="a"}} {busy}
-warmroute_router:replica_running{{replica="a"}} 1.0
-warmroute_router:replica_waiting{{replica="a"}} 2.0
-warmroute_router:replica_queued_tokens{{replica="a"}} 100.0
-warmroute_router:index_blocks{{replica="a",medium="GPU"}} {index}
-warmroute_router:event_lag_batches{{replica="a"}} {lag}
-warmroute_router:event_lost_batches_total{{replica="a"}} {lost}
-warmroute_router:requests_total{{model="m",replica="a",status="200"}} {requests}
-warmroute_router:requests_total{{model="m",replica="a",status="429"}} {refused}
-warmroute_router:prompt_tokens_total{{model="m",replica="a"}} {tokens}
-warmroute_router:resent_tokens_total{{model="m",replica="a"}} {resent}
-warmroute_router:refused_total{{code="queue_full"}} {full}
-"""
-AT_FIRST = dict.fromkeys(("busy", "lag", "lost", "requests", "refused", "tokens", "resent", "full"), 0) | {"index": 990}
-KNOWN = ReplicaStatus(name="a", url=URL, engine="vllm", models=["m"], state="exact", block_size=16, events=FeedState())
+AT_FIRST = dict.fromkeys(("busy", "lag", "lost", "requests", "refused", "tokens", "resent"), 0) | {"index": 990}
 
 
-def said(**fields: int) -> Samples:
-    return Samples(ROUTER.format(**(AT_FIRST | fields)))
+def status(**fields: int) -> ReplicaStatus:
+    it = AT_FIRST | fields
+    return ReplicaStatus(
+        name="a",
+        url=URL,
+        engine="vllm",
+        models=["m"],
+        state="exact",
+        block_size=16,
+        load=Load(queued_tokens=100, running=1, waiting=2, in_flight=it["busy"]),
+        index=Index({"GPU": it["index"]}),
+        events=FeedState(lag_batches=it["lag"], lost_batches=it["lost"]),
+        served=Served(it["requests"] + it["refused"], it["tokens"], refused=it["refused"], resent_tokens=it["resent"]),
+    )
+
+
+def look(
+    at_s: float, there: ReplicaStatus, own: OfReplica | str = "away", decisions: list[DecisionRecord] | None = None
+) -> Look:
+    return Look(at_s, OfRouter(Samples(), [there], decisions), {URL: own})
 
 
 def routed(
     last: dict[str, int],
     own: tuple[OfReplica | str, OfReplica | str] = ("away", "away"),
     between: tuple[dict[str, int], ...] = (),
-    known: ReplicaStatus = KNOWN,
-    decisions: list[DecisionRecord] | None = None,
 ) -> Figures:
-    then = Look(0.0, OfRouter(said(), [known], None if decisions is None else []), {URL: own[0]})
-    now = Look(10.0, OfRouter(said(**last), [known], decisions), {URL: own[1]})
-    return figures_of(then, [said(**each) for each in between], now)
+    readings = [[status(**each)] for each in between]
+    return figures_of(look(0.0, status(), own[0]), readings, look(10.0, status(**last), own[1]))
 
 
 def test_evictions_that_an_engine_does_not_count_are_distinguished_from_the_index() -> None:
@@ -142,10 +140,9 @@ def test_without_its_own_metrics_the_router_alone_judges_and_says_so() -> None:
 def test_lag_counts_if_it_was_there_at_every_reading() -> None:
     late = {"lag": 50}
     assert routed(late, between=(late,)).replicas[0].routed is not None
-    then = Look(0.0, OfRouter(said(**late), [KNOWN], None), {URL: "away"})
-    now = Look(10.0, OfRouter(said(**late), [KNOWN], None), {URL: "away"})
-    assert rules(figures_of(then, [said(**late)], now)) == ["event-lag"]
-    assert rules(figures_of(then, [said(lag=0)], now)) == []
+    then, now = look(0.0, status(**late)), look(10.0, status(**late))
+    assert rules(figures_of(then, [[status(**late)]], now)) == ["event-lag"]
+    assert rules(figures_of(then, [[status()]], now)) == []
 
 
 def test_a_replica_is_as_busy_as_the_router_or_itself_says() -> None:
@@ -163,9 +160,7 @@ def test_decisions_of_before_do_not_count_and_choices_that_a_cache_explains_are_
         )
 
     old, *new = [decision("old", 0, 0), decision("warm", 160, 16), decision("cold", 0, 320), decision("even", 16, 16)]
-    then = Look(0.0, OfRouter(said(), [KNOWN], [old]), {URL: "away"})
-    now = Look(10.0, OfRouter(said(), [KNOWN], [*new, old]), {URL: "away"})
-    router = figures_of(then, [], now).router
+    router = figures_of(look(0.0, status(), decisions=[old]), [], look(10.0, status(), decisions=[*new, old])).router
     assert router is not None
     assert router.choices is not None
     assert [(one.at_s, one.cached) for one in router.choices] == [(8.0, True), (8.0, False), (8.0, False)]

@@ -119,7 +119,7 @@ async def test_a_fleet_without_replicas_says_so() -> None:
 
 def alerts_of(running: Served) -> Alerts:
     router = running.router
-    return Alerts(router.config.policy, router.members, router.placement.index, router.history)
+    return Alerts(router.config.policy, router.members, router.history)
 
 
 async def test_the_figures_are_those_that_the_doctor_reads_over_http() -> None:
@@ -132,14 +132,14 @@ async def test_the_figures_are_those_that_the_doctor_reads_over_http() -> None:
         await ask(running, 5)
         before = await asyncio.to_thread(looked, running.port)
         fleet = await running.front.dashboard.statuses.fleet()
-        first = await judging._look(fleet)
+        first = judging._look(fleet)
         await ask(running, 20)
         await ask(running, 5, chat("salted " * 100, cache_salt="pepper"))
         running.member("r0").health.drain()
         running.router.history.counts.refused["queue_full"] += 7
         after = await asyncio.to_thread(looked, running.port)
         fleet = await running.front.dashboard.statuses.fleet()
-        ours = await judging.figures(first, await judging._look(fleet))
+        ours = await judging.figures(first, judging._look(fleet))
         theirs = figures_of(before, [], after)
         assert len(ours.replicas) == 3
         assert routed(ours) == routed(theirs)
