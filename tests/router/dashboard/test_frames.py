@@ -176,16 +176,14 @@ async def test_a_replica_that_leaves_and_comes_back_is_counted_again() -> None:
 
 async def test_what_a_replica_saved_is_still_counted_when_it_has_left() -> None:
     cached = says(b'{"usage":{"prompt_tokens":100,"prompt_tokens_details":{"cached_tokens":64}}}')
-    async with served(*Script(cached).replicas(2)) as running:
+    async with served(*Script(cached).replicas(2)) as running, watched(running) as page:
         await ask(running, 4)
         await running.front.dashboard.statuses.sampling.sample()
-        async with watched(running) as page:
-            assert (await page.next())["totals"]["saved_tokens"] == 4 * 64
+        assert (await page.next())["totals"]["saved_tokens"] == 4 * 64
         running.front.upkeep.apply({"r0": running.replicas["r0"].spec})
         await ask(running, 1)
         await running.front.dashboard.statuses.sampling.sample()
-        async with watched(running) as page:
-            assert (await page.next())["totals"]["saved_tokens"] == 5 * 64
+        assert (await page.next())["totals"]["saved_tokens"] == 5 * 64
 
 
 async def test_a_point_that_fails_is_counted_in_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
