@@ -136,8 +136,6 @@ def announcement(url: str, view: View, remarks: Sequence[str], guarded: bool) ->
     lines += ["", "Ask twice: the second answer comes from a warm cache (cached_tokens).", ""]
     served = view.models[0].serves or names[0]
     lines += [f"  {line}" for line in curl(served, url, guarded)]
-    lines += ["", "Or from Python, after `pip install openai`:", ""]
-    lines += [f"  {line}" for line in python(served, url, guarded)]
     return "\n".join([*lines, ""])
 
 
@@ -156,20 +154,6 @@ def curl(model: str, url: str, guarded: bool) -> list[str]:
         *key,
         "  -H 'Content-Type: application/json' \\",
         *f"  -d {shlex.quote(body)}".splitlines(),
-    ]
-
-
-def python(model: str, url: str, guarded: bool) -> list[str]:
-    key = 'os.environ["WARMROUTE_API_KEY"]' if guarded else '"none"'
-    return [
-        "import os, openai" if guarded else "import openai",
-        "client = openai.OpenAI(",
-        f'    base_url="{url}/v1", api_key={key})',
-        f'question = "{QUESTION}"',
-        "answer = client.chat.completions.create(",
-        f"    model={json.dumps(model)}, max_tokens=16,",
-        '    messages=[{"role": "user", "content": question}])',
-        "print(answer.choices[0].message.content, answer.usage)",
     ]
 
 

@@ -8,12 +8,9 @@ from pathlib import Path
 from typing import Any
 
 PARTS = (
-    "core",
-    "serving",
     "events",
     "index",
     "decisions",
-    "tokens",
     "front",
     "fleet",
 )

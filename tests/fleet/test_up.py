@@ -246,18 +246,13 @@ def test_without_a_network_the_default_is_the_demo_model_computed(tmp_path: Path
 
 
 @pytest.mark.chaos
-def test_the_printed_examples_work_and_fit_into_80_columns() -> None:
+def test_the_printed_example_works_and_fits_into_80_columns() -> None:
     with up(*FREE, "--", "--served-model-name", "mine") as running:
         shell = re.search(r"^  (curl .*?\n.*?)\n\n", running.output, re.MULTILINE | re.DOTALL)
-        python = re.search(r"^  (import openai.*?)\n\n", running.output, re.MULTILINE | re.DOTALL)
-        assert shell is not None and python is not None, running.output
-        assert '"cached_tokens"' in output_of("bash", "-c", shell[1])
-        assert "CompletionUsage" in output_of(sys.executable, "-c", python[1].replace("\n  ", "\n"))
+        assert shell is not None, running.output
+        done = subprocess.run(["bash", "-c", shell[1]], check=True, capture_output=True, text=True, timeout=DEADLINE_S)
+        assert '"cached_tokens"' in done.stdout
         assert [line for line in running.output.splitlines() if len(line) > 80] == []
-
-
-def output_of(*command: str) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=DEADLINE_S).stdout
 
 
 @pytest.mark.chaos
@@ -545,4 +540,4 @@ def test_the_announcement_of_a_guarded_fleet_shows_no_key() -> None:
     said = announcement("http://[::1]:8000", seen(), (), guarded=True)
     assert "1 replica of demo answers at http://[::1]:8000\nand can be watched at http://[::1]:8000/dashboard\n" in said
     assert "events off" in said
-    assert 'api_key=os.environ["WARMROUTE_API_KEY"]' in said
+    assert "$WARMROUTE_API_KEY" in said

@@ -1,12 +1,14 @@
 """The native engine's cache, and the memory of a native replica after thousands of requests."""
 
 import asyncio
+import json
 import random
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 import torch
 
@@ -18,7 +20,6 @@ from replica.engine.engine import Engine
 from replica.messages import Sampling, Submit
 from replica.model.config import read_config
 from replica.runners.request import Request
-from tests.bench.serving import as_http, ask_all
 from tests.chaos.replicas import resident_bytes
 from tests.events.processes import wait_until
 from tests.replica.engines import MODEL, SIZE, chain, forged
@@ -113,6 +114,7 @@ GROWTH_BYTES = 3 * 2**20
 FULL_EARLY = ("--host-kv-gb", 0.004)  # host memory is taken as blocks come
 ROWS, CHOICES = 64, 16  # the most in a step
 STREAMS, STORMS = 48, 6
+CLIENTS = 32
 CHECKED = ("--log-level", "info")
 
 
@@ -158,6 +160,22 @@ def test_memory_is_flat_over_thousands_of_requests(folder: Path) -> None:
         grown = [after - early for after, early in zip(held(served), before, strict=True)]
         served.check()
     assert max(grown) < GROWTH_BYTES, grown
+
+
+def as_http(asked: dict[str, Any]) -> bytes:
+    raw = json.dumps(asked).encode()
+    return b"POST /v1/completions HTTP/1.1\r\nHost: replica\r\nContent-Length: %d\r\n\r\n%b" % (len(raw), raw)
+
+
+async def ask_all(port: int, bodies: list[dict[str, Any]]) -> None:
+    waiting = iter(bodies)
+    async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as http:
+
+        async def ask_in_turn() -> None:
+            for asked in waiting:
+                assert (await http.post("/v1/completions", json=asked)).status_code == 200
+
+        await asyncio.gather(*(ask_in_turn() for _ in range(CLIENTS)))
 
 
 async def storm(port: int, chance: random.Random) -> None:
