@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from api.errors import ApiError, draining, invalid, queue_full, unknown_model
 from api.generation_apis import GenerationApi, InnerRequest
-from api.http.bodies import MEDIUM_BYTES, Bodies, declared_size, inflated
+from api.http.bodies import MEDIUM_BYTES, Bodies, check_coding, declared_size
 from api.native import PRIORITY_HEADER, Native, is_enveloped, unpack_ids, unwrap, without_envelope
 from api.openai.requests import ChatRequest
 from api.prompts.counting import check_body
@@ -69,6 +69,7 @@ class Reader:
 
         One that is too large only here is let in and forgotten, so that its client reads why.
         """
+        check_coding(request.headers.get("content-encoding", ""))
         declared = declared_size(request.headers.get("content-length", "")) or 0
         _check_size(declared, self.max_body_bytes)
         self.bodies.check(declared)
@@ -76,7 +77,7 @@ class Reader:
         received = bytearray()
         size = held = 0
         try:
-            async for piece in inflated(request.scope["headers"], request.stream()):
+            async for piece in request.stream():
                 size += len(piece)
                 _check_size(size, self.max_body_bytes)
                 if size <= limit:

@@ -155,7 +155,7 @@ async def answered(app: ASGIApp, asked: Asked) -> Answer:
         unquote(asked.raw_path.decode("ascii")),
         asked.raw_path,
         query_string=asked.query,
-        headers=[*asked.headers, (b"content-length", b"%d" % len(asked.body))],
+        headers=[(b"content-length", b"%d" % len(asked.body))],
         state={"admitted": Admitted("", admin=asked.sees_all)},
     )
     scope[FROM_WORKER] = True

@@ -15,7 +15,7 @@ from starlette.responses import RedirectResponse, Response
 
 from api.errors import ApiError, draining, invalid, not_found, quoted
 from api.http import documents
-from api.http.bodies import Bodies, declared_size, inflated
+from api.http.bodies import Bodies, check_coding, declared_size
 from api.http.prometheus import CONTENT_TYPE
 from api.http.responses import json_response
 from api.messages.models import listed, shown
@@ -275,11 +275,12 @@ class Endpoints:
 
 @asynccontextmanager
 async def body_of(request: Request, limit: int, bodies: Bodies) -> AsyncIterator[bytes]:
-    """Read the whole body, counted while it is used; raise ApiError 413 or 429."""
+    """Read the whole body, counted while it is used; raise ApiError 413, 415 or 429."""
+    check_coding(request.headers.get("content-encoding", ""))
     bodies.check(min(declared_size(request.headers.get("content-length", "")) or 0, limit))
     received, held = bytearray(), 0
     try:
-        async for piece in inflated(request.scope["headers"], request.stream()):
+        async for piece in request.stream():
             if len(received) + len(piece) > limit:
                 raise too_large(len(received) + len(piece), limit)
             held = bodies.claim(len(received) + len(piece), held)

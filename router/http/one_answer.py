@@ -101,9 +101,8 @@ async def one_answer(app: ASGIApp, colleagues: Colleagues, scope: Scope, receive
         return message
 
     async def ask_others() -> dict[int, Answer]:
-        headers = [(name, value) for name, value in scope["headers"] if name == b"content-encoding"]
         sees_all = scope["state"]["admitted"].admin
-        asked = Asked(scope["method"], scope["raw_path"], scope["query_string"], headers, bytes(body), sees_all)
+        asked = Asked(scope["method"], scope["raw_path"], scope["query_string"], bytes(body), sees_all)
         return await colleagues.told(REQUEST, asked, ANSWER_S if asked.method == "GET" else CHANGE_S)
 
     if merge is not None:

@@ -14,7 +14,7 @@ from starlette.types import Scope
 
 from api.errors import ApiError, internal
 from api.generation_apis import error_body
-from api.http.bodies import SMALL_BYTES, Bodies, Inflater, declared_size, inflater_for
+from api.http.bodies import SMALL_BYTES, Bodies, check_coding, declared_size
 
 log = logging.getLogger(__name__)
 
@@ -57,9 +57,6 @@ class Exchange:
     _held_bytes: int = 0  # counted there
     _begun: bool = False
     _served: "Callable[[Exchange], None] | None" = None
-    _inflater: Inflater | None = None  # while a compressed body comes; then `body` has what is not fed to it yet
-    _plain: bytearray | None = None  # inflated so far
-    _goes_on: bool = False  # it inflates on in the next iteration of the loop
 
     # ---- what comes from the client
 
@@ -77,7 +74,7 @@ class Exchange:
             self.set()
 
     def expect(self, serve: Callable[["Exchange"], None], max_body_bytes: int, bodies: Bodies) -> None:
-        """Set the function for the whole body; raise ApiError 413 or 429 if its declared length is too much."""
+        """Set the function for the whole body; raise ApiError for a declared length or coding that is refused."""
         self._served, self.max_body_bytes, self._bodies = serve, max_body_bytes, bodies
         self._uncounted_bytes = self.unheeded_bytes = min(SMALL_BYTES, max_body_bytes)
         for name, value in self.scope["headers"]:
@@ -86,10 +83,7 @@ class Exchange:
                     raise too_large(size, max_body_bytes)
                 bodies.check(size)
             elif name == b"content-encoding":
-                headers = self.scope["headers"]
-                self._inflater, self._plain, self.unheeded_bytes = inflater_for(headers), bytearray(), -1
-                # Replicas get the body as it was before.
-                self.scope["headers"] = [header for header in headers if header[0] != b"content-encoding"]
+                check_coding(value.decode("latin-1"))
 
     def set(self) -> None:
         """Handle a change: part of the body has come, or the client has left."""
@@ -102,41 +96,12 @@ class Exchange:
             return
         if self._served is None:
             return
-        if self._inflater is not None and not self._inflate(self._inflater):
-            return
         size = len(self.body)
         if size > self._uncounted_bytes and not self._has_room(size):
             return
         if not self.more_body:
             serve, self._served = self._served, None
             self.guard(serve, self)
-
-    def _inflate(self, inflater: Inflater) -> bool:
-        """Inflate a slice of what has come; return whether the whole body is there."""
-        assert self._plain is not None, "it is made with the inflater"
-        inflater.feed(self.body)
-        self.body = bytearray()
-        try:
-            self._plain += inflater.take()
-            size = len(self._plain) + inflater.waiting_bytes
-            if size > self._uncounted_bytes and not self._has_room(size):
-                return False
-            if not (inflater.waiting_bytes or self.more_body):
-                inflater.finish()
-        except ApiError as error:
-            self.refuse(error)
-            return False
-        if inflater.waiting_bytes and not self._goes_on:
-            self._goes_on = True
-            asyncio.get_running_loop().call_soon(self.guard, self._go_on)
-        if inflater.waiting_bytes or self.more_body:
-            return False
-        self.body, self._plain, self._inflater = self._plain, None, None
-        return True
-
-    def _go_on(self) -> None:
-        self._goes_on = False
-        self.set()
 
     def _has_room(self, size: int) -> bool:
         """Count the bytes that have come; refuse the request if they are too many."""
@@ -248,7 +213,7 @@ class Exchange:
         if self.response_complete:
             return
         self.response_complete = True
-        self.body, self._plain, self._inflater = bytearray(), None, None  # an idle connection keeps its last exchange
+        self.body = bytearray()  # an idle connection keeps its last exchange
         self._served = self.more_lines = None
         if self._held_bytes:
             self._bodies.release(self._held_bytes)

@@ -30,7 +30,6 @@ class Asked(Struct, frozen=True):
     method: str
     raw_path: bytes
     query: bytes
-    headers: list[tuple[bytes, bytes]]  # those that say how to read the body
     body: bytes
     sees_all: bool  # the sender is an administrator
 

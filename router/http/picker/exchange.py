@@ -42,7 +42,7 @@ class PickedExchange(Exchange):
     decided: asyncio.Event = field(default_factory=asyncio.Event)
     attempt: Attempt | None = None  # the one at the chosen replica
     _is_replaced: bool = False
-    _given: bytes | bytearray = b""  # the body as it came, or as it was inflated
+    _given: bytes | bytearray = b""  # the body as it came
     _lines: bytes = b""
 
     # ---- messages of the gateway
@@ -108,7 +108,7 @@ class PickedExchange(Exchange):
         path, query = self.scope["raw_path"], self.scope["query_string"]
         target = (b":path", b"%b?%b" % (path, query) if query else path)
         mutation = difference(self.asked.headers, [target, *headers_in(lines)])
-        is_changed = b"content-encoding" in mutation.removed or self._is_replaced or body != self._given
+        is_changed = self._is_replaced or body != self._given
         self._decide(Pick(endpoints, mutation, body, is_changed))
 
     def added_to_answer(self) -> list[Header]:

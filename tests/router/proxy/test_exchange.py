@@ -46,52 +46,12 @@ async def test_a_body_may_come_in_any_pieces() -> None:
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, "/v1/embeddings"])
-async def test_a_replica_gets_a_compressed_body_as_it_was_before(path: str) -> None:
-    script = Script(says(GOOD))
-    packed = gzip.compress(BODY)
-    sent = head("POST", path, f"content-length: {len(packed)}", "content-encoding: gzip") + packed
-    async with served(*script.replicas(1)) as running, connect(running.port) as client:
-        for cut in range(1, len(sent), 3):
-            client.write(sent[:cut])
-            await client.writer.drain()
-            await asyncio.sleep(0)
-            client.write(sent[cut:])
-            assert (await client.answer()).body == GOOD
-            assert script.calls[-1].body == BODY
-            assert script.calls[-1].header("content-encoding") is None
-
-
-@pytest.mark.parametrize(
-    ("packed", "coding", "status"),
-    [(BODY, "gzip", 400), (gzip.compress(BODY)[:-2], "gzip", 400), (gzip.compress(BODY), "br", 415)],
-    ids=["plain", "cut", "another coding"],
-)
-async def test_a_body_that_cannot_be_inflated_is_refused(packed: bytes, coding: str, status: int) -> None:
+async def test_a_compressed_body_is_refused(path: str) -> None:
     script = Script(says(GOOD))
     async with served(*script.replicas(1)) as running, connect(running.port) as client:
-        assert (await client.post(COMPLETIONS, packed, content_encoding=coding)).status == status
+        answer = await client.post(path, gzip.compress(BODY), content_encoding="gzip")
+        assert (answer.status, answer.error["code"]) == (415, "content_encoding_unknown")
     assert not script.calls
-
-
-async def test_a_small_body_that_grows_beyond_the_limit_is_refused_on_its_way() -> None:
-    bomb = gzip.compress(bytes(64 * 1024 * 1024))
-    async with (
-        served(*Script(says(GOOD)).replicas(1), max_body_bytes=1024 * 1024) as running,
-        connect(running.port) as client,
-    ):
-        most, used = 0, running.router.bodies.claim
-
-        def claim(size: int, held_bytes: int) -> int:
-            nonlocal most
-            most = max(most, size)
-            counted: int = used(size, held_bytes)
-            return counted
-
-        running.router.bodies.claim = claim
-        answer = await client.post(COMPLETIONS, bomb, content_encoding="gzip")
-        assert (answer.status, answer.error["code"]) == (413, "body_too_large")
-        assert 0 < most <= 1024 * 1024
-        assert running.router.bodies.used_bytes == 0
 
 
 async def test_a_body_may_come_in_chunks() -> None:
