@@ -1,6 +1,6 @@
 """Planned conversations, before they are text, and when they arrive: each prompt is the conversation so far.
 
-They come at random, evenly or in bursts; as in a trace; or whenever a client is free. There are four kinds of traffic,
+They come at random, as in a trace, or whenever a client is free. There are four kinds of traffic,
 each an endless row of conversations that follows from a seed. What is in them is said in docs/bench.md.
 """
 
@@ -10,13 +10,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from lab.trace.requests import Trace
-
-BURST_SHAPE = 0.25  # the shape of a gamma distribution: the deviation of the gaps is twice their mean
-GAPS: dict[str, Callable[[random.Random], float]] = {  # 1 on average
-    "poisson": lambda chance: chance.expovariate(1),
-    "constant": lambda chance: 1.0,  # noqa: ARG005
-    "bursty": lambda chance: chance.gammavariate(BURST_SHAPE, 1 / BURST_SHAPE),
-}
 
 
 class Passage(NamedTuple):
@@ -43,12 +36,12 @@ class Arrival(NamedTuple):
     talk: Conversation
 
 
-def arriving(conversations: Iterable[Conversation], kind: str, requests_per_s: float, seed: str) -> Iterator[Arrival]:
-    """Yield arrivals at a rate of requests: a conversation counts with all its turns."""
+def arriving(conversations: Iterable[Conversation], requests_per_s: float, seed: str) -> Iterator[Arrival]:
+    """Yield independent arrivals at a rate of requests: a conversation counts with all its turns."""
     chance, at_s = random.Random(f"arrivals {seed}"), 0.0
     for talk in conversations:
         yield Arrival(at_s, talk)
-        at_s += GAPS[kind](chance) * len(talk.turns) / requests_per_s
+        at_s += chance.expovariate(1) * len(talk.turns) / requests_per_s
 
 
 def at_once(conversations: Iterable[Conversation]) -> Iterator[Arrival]:

@@ -16,7 +16,7 @@ from lab.bench.load import Limits
 from lab.bench.measure import Plan, measured, summed_up
 from lab.bench.probe import RequestSettings, target_of
 from lab.bench.report import Live, lines
-from lab.bench.workloads import GAPS, WORKLOADS, Arrival, arriving, at_once, conversations, limited, replayed
+from lab.bench.workloads import WORKLOADS, Arrival, arriving, at_once, conversations, limited, replayed
 from lab.commands.common import check_options, given_options
 from lab.trace.formats import read_trace
 from lab.trace.requests import sped_up
@@ -24,12 +24,12 @@ from router.process.setting_types import SECRET
 from router.tenants.admission import is_loopback
 
 AT_LEAST_1 = click.IntRange(min=1)
-KINDS, SPREADS, APIS = (click.Choice(list(names)) for names in (WORKLOADS, GAPS, ("chat", "completions")))
+KINDS, APIS = click.Choice(list(WORKLOADS)), click.Choice(["chat", "completions"])
 USUAL_S = 20.0
 USUAL_CLIENTS = 8
 INTERRUPTED = 130
 FILES_BESIDE = 64  # open files beside the connections
-NEEDS = {"speed": "trace", "block_tokens": "trace", "arrivals": "rate", "rounds": "against"}
+NEEDS = {"speed": "trace", "block_tokens": "trace", "rounds": "against"}
 EXCLUDES = [("workload", "trace"), ("rate", "trace"), ("rate", "concurrency"), ("speed", "concurrency")]
 NO_SETTINGS = {"which", "api_key", "as_json"}
 
@@ -41,8 +41,7 @@ NO_SETTINGS = {"which", "api_key", "as_json"}
 @option("--trace", "FILE", "Replay a trace or a router's request log, at its times.", type=click.Path(path_type=Path))
 @option("--for", "SECONDS", "Send nothing after this time.  [default: 20; all of a trace]", name="for_s", type=ABOVE_0)
 @option("--requests", "N", "Stop after so many requests, instead of a time or as well.", type=AT_LEAST_1)
-@option("--rate", "R", "Open loop: requests a second, answered or not.", type=ABOVE_0)
-@option("--arrivals", "KIND", f"How --rate is spread: {', '.join(GAPS)}.", type=SPREADS, default="poisson")
+@option("--rate", "R", "Open loop: requests a second at random, answered or not.", type=ABOVE_0)
 @option("--concurrency", "C", "Closed loop: clients that each wait for an answer.  [default: 8]", type=AT_LEAST_1)
 @option("--speed", "X", "Replay a trace X times as fast.", type=ABOVE_0, default=1.0)
 @option("--warm-up", "N", "The first requests, which are not counted.", type=click.IntRange(min=0), default=0)
@@ -67,7 +66,6 @@ def bench(
     for_s: float | None,
     requests: int | None,
     rate: float | None,
-    arrivals: str,
     concurrency: int | None,
     speed: float,
     warm_up: int,
@@ -130,7 +128,7 @@ def bench(
         if replay is not None:
             return limited(replayed(replay), max_tokens)
         talks = conversations(workload, seed, think_s)
-        return limited(at_once(talks) if rate is None else arriving(talks, arrivals, rate, seed), max_tokens)
+        return limited(at_once(talks) if rate is None else arriving(talks, rate, seed), max_tokens)
 
     plan = Plan(
         targets=[target_of(each) for each in (url, against) if each],

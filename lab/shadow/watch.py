@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from api.http.server import Signals, connection_limits, http_server
 from api.process.settings import Unusable
+from fleet.tasks import check, first
 from lab.shadow.incoming import BadLine, lines_of, mirror, parse_line
 from lab.shadow.placing import Placing, at_once_sums
 from lab.shadow.replicas import Followed, Sample, followed, following, sampled, wait_ready
@@ -43,7 +44,10 @@ async def watched(wanted: Wanted, say: Callable[[str], None]) -> Seen | None:
     """Watch until a signal comes; None: it came before all was ready. Raise Unusable if nothing can be watched."""
     end = Signals().end
     async with following(wanted.config) as services:
-        if await _first_of(wait_ready(services), end.wait()):
+        ready = asyncio.create_task(wait_ready(services))
+        done = await first(ready, asyncio.create_task(end.wait()))
+        check(done)
+        if ready not in done:
             return None
         return await Watch(wanted, services, say).run(end)
 
@@ -58,15 +62,16 @@ class Watch:
 
     async def run(self, end: asyncio.Event) -> Seen:
         services, whereabouts = self._services, self._placing.whereabouts
-        first = await sampled(services.members.servers.values())
+        before = await sampled(services.members.servers.values())
         began_ts, began_s = time.time(), time.monotonic()
         self._say(began_line(services, self._wanted.listener))
-        await _first_of(
+        work: tuple[Coroutine[None, None, object], ...] = (
             self._sources(),
             end.wait(),
             _often(SETTLE_S, lambda: whereabouts.settle(services.now_s())),
             _often(self._wanted.interval_s, lambda: self._say(live_line(services, self._placing, self._skipped))),
         )
+        check(await first(*map(asyncio.create_task, work)))
         whereabouts.settle(services.now_s())
         whereabouts.end()
         last = await sampled(services.members.servers.values())
@@ -74,7 +79,7 @@ class Watch:
             placing=self._placing,
             skipped=self._skipped,
             replicas=followed(services, last),
-            first=first,
+            first=before,
             last=last,
             began_ts=began_ts,
             seconds=time.monotonic() - began_s,
@@ -126,20 +131,6 @@ async def _often(interval_s: float, call: Callable[[], None]) -> None:
     while True:
         await asyncio.sleep(interval_s)
         call()
-
-
-async def _first_of(*work: Coroutine[None, None, object]) -> int:
-    """Do all of it until one has ended; cancel the others, raise its error, and return its place."""
-    tasks = [asyncio.create_task(one) for one in work]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        ended = next(task for task in tasks if task.done())
-        ended.result()
-        return tasks.index(ended)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def began_line(services: Services, listener: socket.socket | None) -> str:

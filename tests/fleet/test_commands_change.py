@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 import click
@@ -23,15 +22,11 @@ from fleet.commands.drain import drain
 from fleet.commands.words import changes
 from fleet.control.record import View
 from router.console.asking import Unreachable
-from tests.fleet.scripted import Script, calm, machine_without_fleets, model, refusal, replica, run, serving, view
+from tests.fleet.scripted import Script, calm, model, refusal, replica, run, serving, view
+
+pytestmark = pytest.mark.usefixtures("noted_in")
 
 DEADLINE_S = 50.0
-
-
-@pytest.fixture(autouse=True)
-def noted_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(change, "LOOK_S", 0.001)
-    return machine_without_fleets(tmp_path, monkeypatch)
 
 
 @pytest.fixture

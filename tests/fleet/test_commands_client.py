@@ -1,8 +1,6 @@
 """Failures between a command and a controller: one line that says how to fix them."""
 
 import socket
-from collections.abc import Iterator
-from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
 import click
@@ -13,18 +11,9 @@ from fleet.commands.client import FleetClient
 from fleet.commands.drain import drain
 from fleet.plan import FleetPlan, ModelPlan
 from router.console.asking import Refused, Unreachable
-from tests.fleet.scripted import Script, calm, machine_without_fleets, model, refusal, run, serving
+from tests.fleet.scripted import Script, calm, model, refusal, run
 
-
-@pytest.fixture(autouse=True)
-def noted_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return machine_without_fleets(tmp_path, monkeypatch)
-
-
-@pytest.fixture
-def script() -> Iterator[Script]:
-    with serving(Script(calm())) as scripted:
-        yield scripted
+pytestmark = pytest.mark.usefixtures("noted_in")
 
 
 @pytest.mark.parametrize("key", ["", "two words", "schlüssel", "line\n"])

@@ -13,7 +13,9 @@ import pytest
 from fleet.commands import down as down_module
 from fleet.commands.addresses.local_fleets import LocalFleet, is_running, process_started, record_fleet, running_fleets
 from fleet.commands.down import down
-from tests.fleet.scripted import Script, calm, machine_without_fleets, model, refusal, replica, run, serving, view
+from tests.fleet.scripted import Script, calm, model, refusal, replica, run, serving, view
+
+pytestmark = pytest.mark.usefixtures("noted_in")
 
 UP = """
 import os, signal, sys
@@ -33,12 +35,6 @@ remove_record(fleet)
 NOBODY = "http://127.0.0.1:9"
 
 Start = Callable[..., "subprocess.Popen[str]"]
-
-
-@pytest.fixture(autouse=True)
-def noted_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(down_module, "LOOK_S", 0.01)
-    return machine_without_fleets(tmp_path, monkeypatch)
 
 
 @pytest.fixture

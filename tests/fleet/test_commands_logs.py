@@ -1,29 +1,15 @@
 """`warmroute logs`: the end of a log, and its new lines."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.commands import logs as logs_module
 from fleet.commands.logs import last_lines, logs, news
-from tests.fleet.scripted import Script, calm, machine_without_fleets, refusal, run, serving
+from tests.fleet.scripted import Script, refusal, run
+
+pytestmark = pytest.mark.usefixtures("noted_in")
 
 GONE = refusal(404, "there is no replica 'demo-0'; there are none")
-
-
-@pytest.fixture(autouse=True)
-def noted_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(logs_module, "LOOK_S", 0.001)
-    return machine_without_fleets(tmp_path, monkeypatch)
-
-
-@pytest.fixture
-def script() -> Iterator[Script]:
-    with serving(Script(calm())) as scripted:
-        yield scripted
 
 
 def test_the_log_is_printed_as_it_is(script: Script) -> None:

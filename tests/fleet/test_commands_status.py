@@ -3,8 +3,6 @@
 import io
 import json
 import os
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,20 +14,11 @@ from fleet.commands.picture import Picture
 from fleet.commands.status import status
 from fleet.commands.words import age_of
 from fleet.control.record import View
-from tests.fleet.scripted import Script, calm, machine_without_fleets, model, refusal, replica, run, serving, view
+from tests.fleet.scripted import Script, calm, model, refusal, replica, run, view
+
+pytestmark = pytest.mark.usefixtures("noted_in")
 
 NOW_S = 1_800_000_000.0 + 3725
-
-
-@pytest.fixture(autouse=True)
-def noted_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return machine_without_fleets(tmp_path, monkeypatch)
-
-
-@pytest.fixture
-def script() -> Iterator[Script]:
-    with serving(Script(calm())) as scripted:
-        yield scripted
 
 
 def drawn(what: dict[str, Any], width: int = 80, *, terminal: bool = False) -> str:

@@ -4,13 +4,11 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import click
 import pytest
 
 from api.http.server import listen
-from fleet.commands import change
 from fleet.commands import down as down_module
 from fleet.commands.change import restart, scale
 from fleet.commands.client import FleetClient
@@ -23,7 +21,9 @@ from fleet.control.controller import Controller, StateStore
 from fleet.plan import Autoscale, FleetPlan, ModelPlan
 from tests.events.processes import wait_until
 from tests.fleet.ready_hosts import ReadyHosts
-from tests.fleet.scripted import Ran, machine_without_fleets, run
+from tests.fleet.scripted import Ran, run
+
+pytestmark = pytest.mark.usefixtures("noted_in")
 
 KEY = "secret"
 PLAN = FleetPlan(
@@ -70,11 +70,8 @@ class Controlled:
 
 
 @pytest.fixture(autouse=True)
-def noted_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(change, "LOOK_S", 0.01)
-    monkeypatch.setattr(down_module, "LOOK_S", 0.01)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(down_module, "GONE_S", 0.2)
-    return machine_without_fleets(tmp_path, monkeypatch)
 
 
 @pytest.fixture

@@ -24,12 +24,8 @@ from fleet.commands.addresses.local_fleets import (
     remove_record,
     running_fleets,
 )
-from tests.fleet.scripted import machine_without_fleets
 
-
-@pytest.fixture(autouse=True)
-def noted_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return machine_without_fleets(tmp_path, monkeypatch)
+pytestmark = pytest.mark.usefixtures("noted_in")
 
 
 @pytest.fixture

@@ -39,7 +39,6 @@ def measured(*arguments: object, **environment: str) -> Any:
         (("http://h:1", "--rate", "5", "--concurrency", "4"), "--rate does not work with --concurrency"),
         (("http://h:1", "--trace", "t", "--workload", "rag"), "--workload does not work with --trace"),
         (("http://h:1", "--speed", "2"), "--speed has no effect without --trace"),
-        (("http://h:1", "--arrivals", "bursty"), "--arrivals has no effect without --rate"),
         (("http://h:1", "--rounds", "2"), "--rounds has no effect without --against"),
         (("http://h:1", "--think", "2"), "--think has no effect without --workload multi-turn"),
         (("http://h:1", "--warm-up", "10s"), "'10s' is not a valid integer"),

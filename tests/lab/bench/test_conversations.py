@@ -12,19 +12,18 @@ from lab.trace.requests import Trace, TraceRequest, sped_up
 COUNT = 4000
 
 
-def times(kind: str, workload: str = "chatbot", rate: float = 10.0, seed: str = "1") -> list[float]:
-    return [one.at_s for one in islice(arriving(conversations(workload, "1"), kind, rate, seed), COUNT)]
+def times(workload: str = "chatbot") -> list[float]:
+    return [one.at_s for one in islice(arriving(conversations(workload, "1"), 10.0, "1"), COUNT)]
 
 
-@pytest.mark.parametrize(("kind", "variation"), [("constant", 0.0), ("poisson", 1.0), ("bursty", 2.0)])
-def test_a_rate_is_kept_on_average_and_spread_as_its_kind_says(kind: str, variation: float) -> None:
-    found = [after - before for before, after in pairwise(times(kind))]
+def test_a_rate_is_kept_on_average_by_independent_arrivals() -> None:
+    found = [after - before for before, after in pairwise(times())]
     assert statistics.mean(found) == pytest.approx(0.1, rel=0.1)
-    assert statistics.stdev(found) / statistics.mean(found) == pytest.approx(variation, abs=0.15)
+    assert statistics.stdev(found) / statistics.mean(found) == pytest.approx(1, abs=0.15)
 
 
 def test_a_conversation_counts_with_all_its_turns() -> None:
-    assert times("constant", "multi-turn") == pytest.approx([TURNS * at_s for at_s in times("constant")])
+    assert times("multi-turn") == pytest.approx([TURNS * at_s for at_s in times()])
 
 
 def trace(*requests: TraceRequest, block_tokens: int = 16) -> Trace:

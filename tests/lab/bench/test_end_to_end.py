@@ -90,7 +90,7 @@ def test_a_trace_is_replayed_at_its_times_with_its_blocks(running: tuple[Fleet, 
 
 def test_a_frozen_engine_is_seen_in_open_loop_by_all_that_came_meanwhile(running: tuple[Fleet, RouterProcess]) -> None:
     replica = running[0][1]
-    how = ("--workload", "random", "--max-tokens", "2", "--rate", "50", "--arrivals", "constant", "--requests", "60")
+    how = ("--workload", "random", "--max-tokens", "2", "--rate", "50", "--requests", "60")
     process = subprocess.Popen(command(replica.url, *how, "--json"), stdout=subprocess.PIPE, text=True)
     try:
         before = counter(replica, "vllm:prefix_cache_queries")
