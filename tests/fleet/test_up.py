@@ -250,9 +250,12 @@ def test_the_printed_example_works_and_fits_into_80_columns() -> None:
     with up(*FREE, "--", "--served-model-name", "mine") as running:
         shell = re.search(r"^  (curl .*?\n.*?)\n\n", running.output, re.MULTILINE | re.DOTALL)
         assert shell is not None, running.output
-        done = subprocess.run(["bash", "-c", shell[1]], check=True, capture_output=True, text=True, timeout=DEADLINE_S)
-        assert '"cached_tokens"' in done.stdout
+        assert '"cached_tokens"' in output_of("bash", "-c", shell[1])
         assert [line for line in running.output.splitlines() if len(line) > 80] == []
+
+
+def output_of(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=DEADLINE_S).stdout
 
 
 @pytest.mark.chaos
