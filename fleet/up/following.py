@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,7 +9,7 @@ import click
 
 from fleet.commands.client import FleetClient
 from fleet.plan import FleetPlan
-from fleet.tasks import first
+from fleet.tasks import check, first
 from fleet.up.launching import Launcher
 from fleet.up.watching import CannotStart, Watcher
 from router.console.asking import Refused
@@ -33,8 +32,7 @@ class Following:
     say: Callable[[str], None]
     joined_once: bool = False
     is_new: bool = True  # whether the controller has yet to be told of the plan
-    wrong: str = ""  # trouble with the file, and with the last wish: each is said once
-    failed: str = ""
+    wrong: str = ""  # trouble with the file, which is said once
 
     async def run(self) -> None:
         ending = asyncio.Event()
@@ -52,47 +50,41 @@ class Following:
             self.say("The fleet goes on.")
 
     async def _follow(self) -> None:
+        why = ""  # said once
         while True:
             await self._look_at_file()
             try:
                 started = await self.launcher.start(self.plan)
             except CannotStart as error:
-                self._complain(f"{error}; trying again")
+                if str(error) != why:
+                    why = str(error)
+                    self.say(f"{why}; trying again")
                 await asyncio.sleep(AGAIN_S)
                 continue
-            self.failed, self.is_new, self.joined_once = "", False, True
+            why, self.is_new, self.joined_once = "", False, True
             found = "was there, and has the plan" if started.found else "begins"
             self.say(f"The fleet {found}; routers find it with --registry {started.controller}")
             with FleetClient(started.controller, self.key) as fleet:
-                await self._keep(fleet)
+                watcher = Watcher(fleet, self.say)
+                work = (watcher.follow(), watcher.away_for(AWAY_S), self._hand_over(fleet))
+                check(await first(*map(asyncio.create_task, work)))
 
-    async def _keep(self, fleet: FleetClient) -> None:
-        """Follow the file until the controller is gone."""
-        watcher, heard_s = Watcher(fleet, self.say), time.monotonic()
+    async def _hand_over(self, fleet: FleetClient) -> None:
+        """Send each new plan until it is accepted or refused."""
         while True:
             await self._look_at_file()
             try:
-                await watcher.look()
-                heard_s, self.failed = time.monotonic(), ""
                 if self.is_new:
-                    await self._hand_over(fleet)
-            except click.ClickException as error:
-                self._complain(error.format_message())
-                if time.monotonic() - heard_s > AWAY_S:
-                    return
+                    await asyncio.to_thread(fleet.want, self.plan)
+                    self.say(f"{self.file.path} has changed, and the fleet has the new plan")
+                    self.is_new = False
+            except Refused as error:
+                if error.status < 500:
+                    self.say(f"The fleet stays as it was: {error.format_message()}")
+                    self.is_new = False
+            except click.ClickException:  # the watcher says that nobody answers
+                pass
             await asyncio.sleep(LOOK_S)
-
-    async def _hand_over(self, fleet: FleetClient) -> None:
-        """Retry until the plan is accepted or refused."""
-        try:
-            await asyncio.to_thread(fleet.want, self.plan)
-        except Refused as error:
-            if error.status >= 500:
-                raise
-            self.say(f"The fleet stays as it was: {error.format_message()}")
-        else:
-            self.say(f"{self.file.path} has changed, and the fleet has the new plan")
-        self.is_new = False
 
     async def _look_at_file(self) -> None:
         try:
@@ -106,8 +98,3 @@ class Following:
             if why != self.wrong:
                 self.say(f"The fleet stays as it was: {why}")
             self.wrong = why
-
-    def _complain(self, why: str) -> None:
-        if why != self.failed:
-            self.say(why)
-        self.failed = why

@@ -12,7 +12,7 @@ import pytest
 
 from fleet.on_ray.orders import Launched
 from fleet.plan import FleetPlan, ModelPlan
-from fleet.up import following
+from fleet.up import following, watching
 from fleet.up.following import Following
 from fleet.up.launching import OnRay
 from fleet.up.watching import CannotStart
@@ -89,6 +89,7 @@ async def followed(ray: Ray, folder: Path) -> AsyncIterator[Followed]:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in {"LOOK_S": 0.01, "AGAIN_S": 0.01, "AWAY_S": 0.1}.items():
         monkeypatch.setattr(following, name, seconds)
+    monkeypatch.setattr(watching, "LOOK_S", 0.01)
 
 
 def counts(plans: list[FleetPlan]) -> list[int]:
