@@ -5,7 +5,7 @@ and snapshots, and keeps the mirror; it owns every socket.
 
 Bind rules: every endpoint is bound (never connected, unlike vLLM's rule that `tcp://0.0.0.0:5557` connects); port 0
 takes a free port, and the attributes `events`, `replay`, `status`, `snapshot` of `Publisher.endpoints` hold what was
-bound. A data-parallel rank r adds r to every port that is not 0.
+bound.
 """
 
 import logging
@@ -76,12 +76,10 @@ class PublisherConfig(Struct, frozen=True):
     snapshot: str | None = "tcp://127.0.0.1:5560"
     topic: str = ""
     model: str = ""
-    data_parallel_rank: int | None = None
     high_water_mark: int = 1000  # batches that wait for one peer; a replay repairs the loss of more
     max_peers: int = 64  # the limit for each socket
     replay_batches: int = 10_000
     replay_bytes: int = 16 * 2**20  # the size of payloads; each takes twice its bytes, in Python and in ZeroMQ
-    queue_batches: int = 100_000
     curve: CurveKeys | None = None
 
 
@@ -237,21 +235,14 @@ class Publisher:
                 bound.peers.inspect()
 
     def _send_batch(self, ts: float, events: Sequence[KnownEvent]) -> None:
-        """Too far behind, a batch takes a number and reaches the mirror only: a visible gap, repaired by a snapshot."""
-        skipped = len(self._queue) > self.config.queue_batches
-        batch = EventBatch(ts, events, self.config.data_parallel_rank)  # type: ignore[arg-type]
+        batch = EventBatch(ts, events)  # type: ignore[arg-type]
         try:
-            payload = self._mirrored(batch, skipped)
+            payload = self._mirrored(batch)
         except UNENCODABLE:
             batch.events = [event for event in events if self._encodes(event)]
-            payload = self._mirrored(batch, skipped)
+            payload = self._mirrored(batch)
         # Only now is a number taken: a batch that cannot be encoded leaves no hole that nobody can fill.
         self.seq += 1
-        if skipped:
-            if not self.stats.skipped_batches:
-                log.warning("more than %d batches wait to be sent; skipping batches", self.config.queue_batches)
-            self.stats.skipped_batches += 1
-            return
         shared = zmq.Frame(payload, copy=True)
         self._buffer.append(self.seq, shared)
         socket = self._events.socket
@@ -262,8 +253,8 @@ class Publisher:
         self.stats.events += len(batch.events)
         self.stats.payload_bytes += len(payload)
 
-    def _mirrored(self, batch: EventBatch, skipped: bool) -> bytes:
-        payload = b"" if skipped else encode_batch(batch)
+    def _mirrored(self, batch: EventBatch) -> bytes:
+        payload = encode_batch(batch)
         if self._mirror is not None:
             self._mirror.apply(batch.events)  # type: ignore[arg-type]
         return payload
@@ -295,7 +286,6 @@ class Publisher:
     # ---- sockets
 
     def _bind(self, kind: int, endpoint: str, waiting_messages: int) -> BoundSocket:
-        endpoint = offset_port(endpoint, self.config.data_parallel_rank or 0)
         if self.config.curve is None and not is_local(endpoint):
             log.warning("%s is readable by anyone who reaches it, and events carry prompts; use CURVE keys", endpoint)
         elif self.config.curve is not None and self.config.curve.clients is None:

@@ -35,7 +35,6 @@ class PublisherStats(Struct):
     batches: int = 0
     events: int = 0
     payload_bytes: int = 0
-    skipped_batches: int = 0
     unencodable_events: int = 0
     replays: int = 0
     snapshots: int = 0

@@ -1,4 +1,4 @@
-"""`warmroute events stat`: rates, churn, lifetimes, losses and the hottest prefixes of streams."""
+"""`warmroute events stat`: rates, churn, losses and the hottest prefixes of streams."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -44,13 +44,11 @@ def stat(
     decode: Decode | None,
     as_json: bool,
 ) -> None:
-    """Show rates, churn, lifetimes, losses and the hottest prefixes of a stream.
+    """Show rates, churn, losses and the hottest prefixes of a stream.
 
     Sum up each replica of a recording once; follow live streams and update every second, until Ctrl-C or for
-    --for SECONDS. A lifetime is the age at which that share of the blocks is evicted; blocks that are still resident
-    count as "at least this old" (Kaplan-Meier), neither as evicted nor as nothing. Lag is the time of receipt minus the
-    batch's own time stamp. A hot prefix is a shared trunk: it has saved its length times the number of distinct
-    continuations ever stored below it, less one.
+    --for SECONDS. Lag is the time of receipt minus the batch's own time stamp. A hot prefix is a shared trunk: it has
+    saved its length times the number of distinct continuations ever stored below it, less one.
 
     \b
     Examples:
@@ -123,23 +121,22 @@ def drawing(watch: Watch, top: int, decode: Decode | None) -> tuple[Text, Table]
 
 
 def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    counts, lives, lag, stream, resolver = (report[of] for of in ("counts", "lives", "lag", "stream", "resolver"))
+    counts, lag, stream, resolver = (report[of] for of in ("counts", "lag", "stream", "resolver"))
     rates = {name: number(rate) for name, rate in report["rates"].items()}
     held = sum(at["blocks"] for at in report["resident"])
     resident = [
         f"{at['medium']} {count(at['blocks'], 'block')}, {count(at['tokens'], 'token')}" for at in report["resident"]
     ]
-    churn = f"{number(100 * report['rates']['removed_blocks'] / held)} % of the cache per second" if held else "-"
+    removals_per_s, churn = report["rates"]["removed_blocks"], "-"
+    if held and removals_per_s:
+        lifetime = f"a block stays {seconds(held / removals_per_s)} on average"
+        churn = f"{number(100 * removals_per_s / held)} % of the cache per second: {lifetime}"
     yield "stream", f"{count(counts['batches'], 'batch')}, last {report['last_seq']}, in {seconds(report['span_s'])}"
     messages = f"{rates['batches']} batches/s, {rates['events']} events/s"
     yield "rate", f"{messages}; blocks: {rates['stored_blocks']}/s stored, {rates['removed_blocks']}/s removed"
     yield "resident", "; ".join(resident) or "nothing"
     yield "stored", f"{count(counts['stored_blocks'], 'block')}; {count(counts['removed_blocks'], 'block')} removed"
     yield "churn", f"{churn}; {count(report['restored_blocks'], 'block')} came back"
-    if lives["evicted"]:
-        yield "lifetime", ", ".join(f"{name} {seconds(lives[f'{name}_s'])}" for name in ("p10", "p50", "p90", "p99"))
-    evicted = f"{lives['evicted']:,} evicted; {lives['censored']:,} not, counted as censored"
-    yield "" if lives["evicted"] else "lifetime", evicted
     gaps = f"{count(stream['gaps'], 'gap')} of {count(stream['missing_batches'], 'batch')}"
     asked = f"{count(stream['replays'], 'replay')}, {count(stream['snapshots'], 'snapshot')} asked"
     yield "gaps", f"{gaps}, {stream['lost_batches']:,} lost for good; {asked}"

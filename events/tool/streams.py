@@ -93,7 +93,7 @@ class Watch(Stream):
         self.statistics.received(kind, frames, self.at_s)
 
     def acted(self, action: Action, batch: EventBatch | None, changes: Sequence[Change]) -> None:
-        self.statistics.acted(action, batch, changes, self.at_s)
+        self.statistics.acted(action, batch, changes)
         self.tree.apply(self.view.name, changes, batch.ts if batch is not None else self.at_s)
 
 
