@@ -78,7 +78,6 @@ collect: $(INSTALLED)
 
 test-thorough: $(INSTALLED)
 	$(BIN)/pytest -n auto --timeout 600 --hypothesis-profile=thorough $(PROPERTIES)
-	$(BIN)/python -m tests.fuzz.decode --count 100000
 
 qualify: $(INSTALLED)  ## run what changes rarely or needs what is not ours: engines, clients, images, whole grids; hours
 	$(BIN)/python -m qualification
