@@ -10,7 +10,7 @@ COMMANDS = {
     "keygen": ("events.tool.keygen:keygen", "Write a pair of CURVE keys, to encrypt streams and admit known clients."),
     "record": ("events.tool.record:record", "Record streams to a file, with or without the prompts in them."),
     "replay": ("events.tool.replay:replay", "Publish a recording again, replay socket included."),
-    "stat": ("events.tool.stat:stat", "Show rates, churn, gaps and the hottest prefixes of a stream."),
+    "stat": ("events.tool.stat:stat", "Show rates, churn and losses of a stream."),
     "tail": ("events.tool.tail:tail", "Show a stream live, one line per event."),
     "tree": ("events.tool.tree:tree", "Draw the tree of cached prefixes."),
     "verify": ("events.tool.verify:verify", "Compare a stream's tree with the replica's own report of its cache."),

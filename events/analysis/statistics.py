@@ -1,14 +1,14 @@
 """The figures of `warmroute events stat`: counted as the stream goes by, put together on demand."""
 
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from events.analysis.tree import Tree, media, place
+from events.analysis.tree import place
 from events.cache.changes import Change, Removed, Stored
 from events.messages import BlockRemoved, BlockStored, EventBatch, Frames
 from events.stream.actions import Action, Apply
@@ -74,10 +74,19 @@ class Statistics:
                 while len(self._gone) > REMEMBERED_KEYS:
                     del self._gone[next(iter(self._gone))]
 
-    def report(self, view: CacheView, tree: Tree) -> dict[str, Any]:
+    def report(self, view: CacheView) -> dict[str, Any]:
         """Return all figures, as JSON has them."""
         counts = asdict(self.counts)
         span_s = (self._last_ts or 0.0) - (self._first_ts or 0.0)
+        lag: dict[str, Any] | None = None  # the time of receipt minus the batch's own time stamp, of live batches
+        if lags := sorted(self._lags):
+            least_s, note = self._least_lag_s, None
+            if least_s < 0:
+                note = f"clocks differ: a batch came {-least_s:.3g} s before it was sent"
+            elif least_s > CLOCK_SLACK_S:
+                note = f"never below {least_s:.3g} s: the clocks differ, or batches wait before they are sent"
+            p50_s, p99_s = lags[len(lags) // 2], lags[int(len(lags) * 0.99)]
+            lag = {"p50_s": p50_s, "p99_s": p99_s, "most_s": lags[-1], "least_s": least_s, "note": note}
         return {
             "replica": view.name,
             "inexact": view.inexact,
@@ -85,33 +94,14 @@ class Statistics:
             "span_s": span_s,
             "counts": counts,
             "rates": {name: count / (span_s or math.inf) for name, count in counts.items()},
-            "resident": resident(tree, view.name),
+            "resident": [
+                {"medium": place(pool.medium, pool.group), "blocks": len(pool)}
+                for _, pool in sorted(view.resolver.pools.items())
+                if len(pool)
+            ],
             "restored_blocks": self.restored_blocks,
-            "lag": self._lag(),
+            "lag": lag,
             "stream": asdict(view.stream.stats),
             "resolver": asdict(view.resolver.stats),
             "orphans_waiting": view.resolver.orphan_blocks,
         }
-
-    def _lag(self) -> dict[str, Any] | None:
-        """The time of receipt minus the batch's own time stamp, of live batches."""
-        if not self._lags:
-            return None
-        lags, least_s, note = sorted(self._lags), self._least_lag_s, None
-        if least_s < 0:
-            note = f"clocks differ: a batch came {-least_s:.3g} s before it was sent"
-        elif least_s > CLOCK_SLACK_S:
-            note = f"never below {least_s:.3g} s: the clocks differ, or batches wait before they are sent"
-        p50_s, p99_s = lags[len(lags) // 2], lags[int(len(lags) * 0.99)]
-        return {"p50_s": p50_s, "p99_s": p99_s, "most_s": lags[-1], "least_s": least_s, "note": note}
-
-
-def resident(tree: Tree, replica: str) -> list[dict[str, Any]]:
-    """Return the blocks and tokens that each medium of the replica holds."""
-    blocks: Counter[str] = Counter()
-    tokens: Counter[str] = Counter()
-    for node in tree.nodes.values():
-        for medium in set(media(node, replica)):
-            blocks[medium] += 1
-            tokens[medium] += node.tokens
-    return [{"medium": medium, "blocks": blocks[medium], "tokens": tokens[medium]} for medium in sorted(blocks)]

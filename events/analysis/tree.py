@@ -5,15 +5,12 @@ removed block are kept, because they hit again when it returns. At the top are t
 block size: what the root key is made of), and detached nodes: blocks of which only the key is known, because a replica
 whose hashes are keys named them as a parent and never stored them (or, in a redacted recording, the root itself).
 
-A run is a chain of blocks in which each but the last has exactly one child and all have the same holders. A trunk is a
-run that is shared: more than one branch goes on below it.
+A run is a chain of blocks in which each but the last has exactly one child and all have the same holders.
 """
 
-import heapq
 import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from operator import attrgetter
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -52,7 +49,6 @@ class Node(Struct, eq=False, weakref=True):
     packed: bytes = b""
     extras: tuple[ExtraKey, ...] = ()
     held: tuple[Holder, ...] = ()  # sorted, and interned by the tree
-    forks: int = 0  # store events that began a new branch below this block while another one was there
 
     @property
     def detached(self) -> bool:
@@ -132,7 +128,6 @@ class Tree:
             node = self.nodes.get(key)
             if node is None or (node.detached and node not in ancestors(parent)):
                 if node is None:
-                    parent.forks += bool(parent.children)
                     node = self._add(key, parent, at_s)
                 node.parent, parent.children[key] = parent, node
                 node.packed, node.extras = packed[index * stride : (index + 1) * stride], tuple(extras.get(index, ()))
@@ -227,26 +222,11 @@ class Run(NamedTuple):
 
 
 class Size(NamedTuple):
-    """Blocks resident at and below a node, and how often that part of the tree was used."""
+    """Blocks resident at and below a node, and the branches that end there."""
 
     blocks: int
     tokens: int
     leaves: int
-    # Distinct continuations seen at or below the node, evicted ones included: 1 + its forks + those below it.
-    uses: int
-
-
-class HotPrefix(NamedTuple):
-    """A trunk, the length of the prefix that ends with it, and the prefill that sharing the trunk has saved.
-
-    saved tokens = (uses - 1) * tokens of the trunk: all continuations but the first found it in the cache. Counted by
-    trunk, not by prefix, so that nested trunks are not counted twice.
-    """
-
-    run: Run
-    prefix_tokens: int
-    uses: int
-    saved_tokens: int
 
 
 def run_from(first: Node) -> Run:
@@ -286,20 +266,8 @@ def sizes(tree: Tree) -> dict[int, Size]:
                 own + sum(size.blocks for size in below),
                 own * node.tokens + sum(size.tokens for size in below),
                 sum(size.leaves for size in below) if below else 1,
-                1 + node.forks + sum(size.uses - 1 for size in below),
             )
     return found
-
-
-def hottest_prefixes(tree: Tree, count: int) -> list[HotPrefix]:
-    """The trunks whose sharing has saved the most prefill so far."""
-    found = sizes(tree)
-    hot = (
-        HotPrefix(run, before + run.tokens, uses, (uses - 1) * run.tokens)
-        for run, _, before in all_runs(tree)
-        if (uses := found[run.first.key].uses) > 1
-    )
-    return heapq.nlargest(count, hot, key=attrgetter("saved_tokens"))
 
 
 def token_ids(packed: bytes) -> tuple[int, ...]:

@@ -1,6 +1,5 @@
-"""`warmroute events stat`: rates, churn, losses and the hottest prefixes of streams."""
+"""`warmroute events stat`: rates, churn and losses of streams."""
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -11,44 +10,29 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from events.analysis.tree import ancestors, hottest_prefixes, token_ids
-from events.tool.options import (
-    StreamOptions,
-    for_option,
-    json_option,
-    open_targets,
-    stream_options,
-    tokenizer_option,
-)
+from events.analysis.statistics import Statistics
+from events.cache.changes import Change
+from events.messages import EventBatch, Frames
+from events.source import Source
+from events.stream.actions import Action
+from events.tool.options import StreamOptions, Target, for_option, json_option, open_targets, stream_options
 from events.tool.output import Output, count, grid
-from events.tool.streams import Watch, follow, played
-from events.tool.words import Decode, content, number, restrictions, seconds
+from events.tool.streams import Stream, follow, played
+from events.tool.words import number, seconds
 
 REFRESH_S = 1.0
-# A big tree takes its time to sum up: that should be a tenth of the command's time, not all of it.
-REST_FACTOR = 10
 
 
 @click.command()
 @click.argument("targets", metavar="FILE|ENDPOINT...", nargs=-1, required=True)
 @stream_options
 @for_option
-@click.option("--top", default=3, show_default=True, metavar="N", help="How many hot prefixes to list.")
-@tokenizer_option
 @json_option
-def stat(
-    targets: tuple[str, ...],
-    stream: StreamOptions,
-    for_s: float | None,
-    top: int,
-    decode: Decode | None,
-    as_json: bool,
-) -> None:
-    """Show rates, churn, losses and the hottest prefixes of a stream.
+def stat(targets: tuple[str, ...], stream: StreamOptions, for_s: float | None, as_json: bool) -> None:
+    """Show rates, churn and losses of a stream.
 
     Sum up each replica of a recording once; follow live streams and update every second, until Ctrl-C or for
-    --for SECONDS. Lag is the time of receipt minus the batch's own time stamp. A hot prefix is a shared trunk: it has
-    saved its length times the number of distinct continuations ever stored below it, less one.
+    --for SECONDS. Lag is the time of receipt minus the batch's own time stamp.
 
     \b
     Examples:
@@ -57,66 +41,53 @@ def stat(
       warmroute events stat tcp://10.0.0.7:5557 tcp://10.0.0.8:5557 --for 60 --json
     """
     output = Output(as_json)
-    watched = [Watch(target, source) for target in open_targets(targets, stream) for source in target.sources]
-    live = played(watched, output.note)
-    if recorded := [watch for watch in watched if watch.target.recording is not None]:
-        show(output, recorded, top, decode)
+    counted = [Counted(target, source) for target in open_targets(targets, stream) for source in target.sources]
+    live = played(counted, output.note)
+    show(output, [each for each in counted if each not in live])
     if not live:
         return
     drawn = None if as_json else Live(console=Console(highlight=False), auto_refresh=False)
-    due_s = 0.0
 
     def refresh() -> None:
-        nonlocal due_s
-        started_s = time.monotonic()
-        if started_s < due_s:
-            return
         if drawn is None:
-            show(output, live, top, decode)
+            show(output, live)
         else:
-            drawn.update(Group(*(part for watch in live for part in drawing(watch, top, decode))), refresh=True)
-        due_s = started_s + REST_FACTOR * (time.monotonic() - started_s)
+            drawn.update(Group(*(part for each in live for part in drawing(each))), refresh=True)
 
     with drawn or nullcontext():
         follow(live, limit_s=for_s, every=refresh, every_s=REFRESH_S)
-        due_s = 0.0
         refresh()
 
 
-def show(output: Output, watched: Sequence[Watch], top: int, decode: Decode | None) -> None:
-    for watch in watched:
-        if not output.json:
-            for part in drawing(watch, top, decode):
-                output.console.print(part, soft_wrap=False)
+class Counted(Stream):
+    def __init__(self, target: Target, source: Source) -> None:
+        super().__init__(target, source)
+        self.statistics = Statistics()
+
+    def received(self, kind: str, frames: Frames) -> None:
+        self.statistics.received(kind, frames, self.at_s)
+
+    def acted(self, action: Action, batch: EventBatch | None, changes: Sequence[Change]) -> None:
+        self.statistics.acted(action, batch, changes)
+
+
+def show(output: Output, counted: Sequence[Counted]) -> None:
+    for each in counted:
+        if output.json:
+            output.line(each.statistics.report(each.view))
             continue
-        hot = [
-            {
-                "key": f"{prefix.run.last.key:016x}",
-                "prefix_tokens": prefix.prefix_tokens,
-                "trunk_tokens": prefix.run.tokens,
-                "trunk_token_ids": token_ids(prefix.run.packed),
-                "uses": prefix.uses,
-                "saved_tokens": prefix.saved_tokens,
-            }
-            for prefix in hottest_prefixes(watch.tree, top)
-        ]
-        output.line({**watch.statistics.report(watch.view, watch.tree), "hottest_prefixes": hot})
+        for part in drawing(each):
+            output.console.print(part, soft_wrap=False)
 
 
-def drawing(watch: Watch, top: int, decode: Decode | None) -> tuple[Text, Table]:
-    report = watch.statistics.report(watch.view, watch.tree)
-    title = Text(watch.view.name, style="bold", no_wrap=True, overflow="ellipsis")
+def drawing(counted: Counted) -> tuple[Text, Table]:
+    report = counted.statistics.report(counted.view)
+    title = Text(counted.view.name, style="bold", no_wrap=True, overflow="ellipsis")
     inexact = report["inexact"]
     title.append("  exact" if inexact is None else f"  inexact: {inexact}", "green" if inexact is None else "yellow")
     table = grid()
     for name, text in _rows(report):
         table.add_row(name, Text(text))
-    for prefix in hottest_prefixes(watch.tree, top):
-        *_, root = ancestors(prefix.run.first)
-        within = [f"{prefix.prefix_tokens:,} long", *(restrictions(root.namespace) if root.namespace else [])]
-        text = content(prefix.run.packed, decode, prefix.run.extras)
-        saved = f"saved {count(prefix.saved_tokens, 'token')} in {prefix.uses:,} uses"
-        table.add_row("hot prefix", Text(f"{saved}, {', '.join(within)}: {text}"))
     return title, table
 
 
@@ -124,9 +95,7 @@ def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     counts, lag, stream, resolver = (report[of] for of in ("counts", "lag", "stream", "resolver"))
     rates = {name: number(rate) for name, rate in report["rates"].items()}
     held = sum(at["blocks"] for at in report["resident"])
-    resident = [
-        f"{at['medium']} {count(at['blocks'], 'block')}, {count(at['tokens'], 'token')}" for at in report["resident"]
-    ]
+    resident = [f"{at['medium']} {count(at['blocks'], 'block')}" for at in report["resident"]]
     removals_per_s, churn = report["rates"]["removed_blocks"], "-"
     if held and removals_per_s:
         lifetime = f"a block stays {seconds(held / removals_per_s)} on average"

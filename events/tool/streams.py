@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import click
 
-from events.analysis.statistics import Statistics
 from events.analysis.tree import Tree
 from events.cache.changes import Change
 from events.messages import EventBatch, Frames
@@ -82,18 +81,13 @@ class Stream:
 
 
 class Watch(Stream):
-    """Feeds a tree and statistics. `tree` may be shared with others; `name` is the replica's name in it."""
+    """Feeds a tree. `tree` may be shared with others; `name` is the replica's name in it."""
 
     def __init__(self, target: Target, source: Source, *, tree: Tree | None = None, **options: Any) -> None:
         super().__init__(target, source, **options)
         self.tree = Tree() if tree is None else tree
-        self.statistics = Statistics()
 
-    def received(self, kind: str, frames: Frames) -> None:
-        self.statistics.received(kind, frames, self.at_s)
-
-    def acted(self, action: Action, batch: EventBatch | None, changes: Sequence[Change]) -> None:
-        self.statistics.acted(action, batch, changes)
+    def acted(self, action: Action, batch: EventBatch | None, changes: Sequence[Change]) -> None:  # noqa: ARG002
         self.tree.apply(self.view.name, changes, batch.ts if batch is not None else self.at_s)
 
 

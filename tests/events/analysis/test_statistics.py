@@ -3,7 +3,6 @@
 import pytest
 
 from events.analysis.statistics import Statistics
-from events.analysis.tree import Tree
 from events.cache.resolver import Resolver
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KnownEvent
 from events.stream.actions import Apply
@@ -15,7 +14,7 @@ class Followed:
     """A view whose batches are given by hand."""
 
     def __init__(self) -> None:
-        self.statistics, self.tree, self.resolver = Statistics(), Tree(), Resolver()
+        self.statistics, self.resolver = Statistics(), Resolver()
         self.view = CacheView("r", ForeignStream(), self.resolver)
         self.seq = 0
 
@@ -23,7 +22,6 @@ class Followed:
         if received_s is not None:
             self.statistics.received("events", [b"", self.seq.to_bytes(8, "big"), b""], received_s)
         changes = self.resolver.apply(events)
-        self.tree.apply("r", changes, ts)
         self.statistics.acted(Apply(self.seq, b""), EventBatch(ts, list(events)), changes)
         self.seq += 1
 
@@ -36,10 +34,10 @@ def test_rates_are_over_the_time_of_the_stream() -> None:
     followed = Followed()
     followed.batch(10.0, stored(1, 2))
     followed.batch(12.0, BlockRemoved([2], "GPU"), stored(5))
-    report = followed.statistics.report(followed.view, followed.tree)
+    report = followed.statistics.report(followed.view)
     assert report["span_s"] == 2.0
     assert report["rates"] == {"batches": 1.0, "events": 1.5, "stored_blocks": 1.5, "removed_blocks": 0.5}
-    assert report["resident"] == [{"medium": "GPU", "blocks": 2, "tokens": 4}]
+    assert report["resident"] == [{"medium": "GPU", "blocks": 2}]
 
 
 def test_a_block_that_comes_back_is_counted_as_restored() -> None:
@@ -47,7 +45,7 @@ def test_a_block_that_comes_back_is_counted_as_restored() -> None:
     for _ in range(3):
         followed.batch(0.0, stored(1))
         followed.batch(1.0, BlockRemoved([1], "GPU"))
-    assert followed.statistics.report(followed.view, followed.tree)["restored_blocks"] == 2
+    assert followed.statistics.report(followed.view)["restored_blocks"] == 2
 
 
 @pytest.mark.parametrize(
@@ -59,7 +57,7 @@ def test_lag_is_of_live_batches_and_says_when_clocks_differ(delays: list[float],
     followed.batch(0.0)  # replayed: no lag
     for index, delay_s in enumerate(delays):
         followed.batch(10.0 + index, received_s=10.0 + index + delay_s)
-    lag = followed.statistics.report(followed.view, followed.tree)["lag"]
+    lag = followed.statistics.report(followed.view)["lag"]
     assert lag is not None
     assert [lag["least_s"], lag["most_s"]] == pytest.approx([min(delays), max(delays)])
     assert (note is None and lag["note"] is None) or str(note) in str(lag["note"])
@@ -69,4 +67,4 @@ def test_a_clear_leaves_nothing_resident() -> None:
     followed = Followed()
     followed.batch(0.0, stored(1))
     followed.batch(1.0, AllBlocksCleared())
-    assert followed.statistics.report(followed.view, followed.tree)["resident"] == []
+    assert followed.statistics.report(followed.view)["resident"] == []

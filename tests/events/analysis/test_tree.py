@@ -16,7 +16,6 @@ from events.analysis.tree import (
     Node,
     Tree,
     ancestors,
-    hottest_prefixes,
     media,
     run_from,
     runs_below,
@@ -288,26 +287,9 @@ def test_a_run_ends_where_the_prompts_part_and_where_the_holders_change(tree: Tr
     assert token_ids(trunk.packed) == (1, 1, 2, 2)
     found = sizes(tree)
     assert [run.blocks for run in runs_below(trunk.last, found)] == [3, 1]
-    assert found[trunk.first.key] == (6, 12, 2, 2)
+    assert found[trunk.first.key] == (6, 12, 2)
     cache.apply(cache.removed((1, 2, 4, 5, 6)), cache.stored((1, 2, 4, 5, 6), 4, "CPU"))
     assert [run.blocks for run in runs_below(trunk.last, sizes(tree))] == [2, 1]
-
-
-def test_the_hottest_prefix_is_the_one_whose_sharing_saved_most(tree: Tree) -> None:
-    cache = Cache(tree)
-    cache.store((1, 2, 3, 4), (1, 2, 3, 5), (1, 2, 3, 6), (7, 8), (7, 9))
-    cache.apply(cache.removed((1, 2, 3, 6)))
-    [first, second] = hottest_prefixes(tree, 5)
-    assert (first.prefix_tokens, first.uses, first.saved_tokens) == (6, 3, 12)
-    assert (second.prefix_tokens, second.uses, second.saved_tokens) == (2, 2, 2)
-
-
-def test_a_chain_that_only_grows_is_not_hot(tree: Tree) -> None:
-    cache = Cache(tree)
-    cache.store((1,))
-    for end in range(2, 6):
-        cache.apply(cache.stored((1, 2, 3, 4, 5)[:end], end - 1))
-    assert hottest_prefixes(tree, 5) == []
 
 
 def test_a_deep_chain_needs_no_recursion(tree: Tree) -> None:
