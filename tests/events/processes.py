@@ -10,10 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from events.messages import decode_batch
-from events.publisher import Publisher, PublisherConfig
-from tests.events.recorded import Engine
-
 FREE = "tcp://127.0.0.1:0"
 DEADLINE_S = 50.0  # none of what is awaited takes so long, whatever else the machine does
 
@@ -75,25 +71,3 @@ def tool(*arguments: object) -> Iterator[Tool]:
         for stream in (running.process.stdout, running.process.stderr):
             assert stream is not None
             stream.close()
-
-
-class Replica:
-    """A real publisher on free ports of loopback, with a made-up engine behind it."""
-
-    def __init__(self, publisher: Publisher) -> None:
-        self.publisher = publisher
-        self.engine = Engine(1)
-        ends = publisher.endpoints
-        assert ends.replay is not None
-        self.events, self.replay = ends.events, ends.replay
-
-    def publish(self, batches: int) -> None:
-        for _ in range(batches):
-            self.publisher.publish(decode_batch(self.engine.step()).events)  # type: ignore[arg-type]
-
-
-@contextmanager
-def replica(**config: Any) -> Iterator[Replica]:
-    settings = {"events": FREE, "replay": FREE, "status": None, "snapshot": None, "topic": "kv@a@m", **config}
-    with Publisher(PublisherConfig(**settings)) as publisher:
-        yield Replica(publisher)

@@ -9,10 +9,11 @@ from click.testing import CliRunner
 
 from events.blocks import block_keys, root_key
 from events.cli import events
-from events.messages import BlockRemoved, BlockStored, KnownEvent
+from events.messages import BlockRemoved, BlockStored, KnownEvent, decode_batch
 from events.native import Load
 from events.publisher import Publisher, PublisherConfig
 from tests.events.processes import FREE, wait_until
+from tests.events.recorded import Engine
 from tests.events.terminals import terminal
 
 BLOCK_SIZE = 4
@@ -45,6 +46,7 @@ class Replica:
 
     def __init__(self, publisher: Publisher, seed: int) -> None:
         self.publisher = publisher
+        self.engine = Engine(1)  # for a foreign one whose batches are as they come
         self._seed = seed
         ends = publisher.endpoints
         self.native = ends.snapshot is not None
@@ -59,6 +61,10 @@ class Replica:
                 else ["--replay", self.replay]
             ),
         ]
+
+    def step(self, batches: int) -> None:
+        for _ in range(batches):
+            self.publisher.publish(decode_batch(self.engine.step()).events)  # type: ignore[arg-type]
 
     def hashes(self, tokens: Sequence[int]) -> list[int]:
         keys = block_keys(tokens, BLOCK_SIZE, root_key("", None, None, BLOCK_SIZE))
@@ -88,7 +94,8 @@ class Replica:
 @contextmanager
 def replica(*, native: bool = True, seed: int = 0, **config: Any) -> Iterator[Replica]:
     own = FREE if native else None
-    with Publisher(PublisherConfig(FREE, FREE, own, own, topic="kv@r@m", **config)) as publisher:
+    settings = {"events": FREE, "replay": FREE, "status": own, "snapshot": own, "topic": "kv@r@m", **config}
+    with Publisher(PublisherConfig(**settings)) as publisher:
         yield Replica(publisher, seed)
 
 

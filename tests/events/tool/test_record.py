@@ -10,8 +10,9 @@ from click.testing import CliRunner, Result
 from events.cli import events
 from events.recording.recording import BadRecording, Recording
 from events.sockets.curve import load_curve, write_keys
-from tests.events.processes import FREE, Replica, replica, tool, wait_until
+from tests.events.processes import tool, wait_until
 from tests.events.recorded import record_incident, replay_into_view
+from tests.events.replicas import Replica, replica
 from tests.events.resident import copies
 
 
@@ -39,8 +40,8 @@ def truth(engine: Replica) -> object:
 
 def test_the_file_holds_the_stream(tmp_path: Path) -> None:
     path = tmp_path / "a.wre"
-    with replica() as engine, tool(*record(path, engine)) as recorder:
-        engine.publish(10)
+    with replica(native=False) as engine, tool(*record(path, engine)) as recorder:
+        engine.step(10)
         wait_for_batch(path, 9)
         assert recorder.end(signal.SIGTERM) == 0
         [summary] = recorder.lines()
@@ -60,8 +61,8 @@ def test_an_encrypted_stream_is_recorded(tmp_path: Path) -> None:
     _, own = write_keys(str(tmp_path / "clients" / "own"))
     curve = load_curve(str(secret), str(tmp_path / "clients"))
     keys = ("--curve-server", str(public), "--curve-secret", str(own))
-    with replica(curve=curve) as engine, tool(*record(path, engine, *keys)) as recorder:
-        engine.publish(3)
+    with replica(native=False, curve=curve) as engine, tool(*record(path, engine, *keys)) as recorder:
+        engine.step(3)
         wait_for_batch(path, 2)
         assert recorder.end(signal.SIGINT) == 0
     assert own.read_bytes() not in path.read_bytes()
@@ -70,8 +71,8 @@ def test_an_encrypted_stream_is_recorded(tmp_path: Path) -> None:
 @pytest.mark.chaos
 def test_what_was_recorded_before_a_kill_is_there(tmp_path: Path) -> None:
     path = tmp_path / "a.wre"
-    with replica() as engine, tool(*record(path, engine)) as recorder:
-        engine.publish(10)
+    with replica(native=False) as engine, tool(*record(path, engine)) as recorder:
+        engine.step(10)
         wait_for_batch(path, 9)
         assert recorder.end(signal.SIGKILL) == -signal.SIGKILL
     recording = Recording(path)
@@ -81,8 +82,8 @@ def test_what_was_recorded_before_a_kill_is_there(tmp_path: Path) -> None:
 
 def test_a_redacted_recording_has_no_tokens(tmp_path: Path) -> None:
     path = tmp_path / "a.wre"
-    with replica() as engine, tool(*record(path, engine, "--redact")) as recorder:
-        engine.publish(20)
+    with replica(native=False) as engine, tool(*record(path, engine, "--redact")) as recorder:
+        engine.step(20)
         wait_for_batch(path, 19)
         assert recorder.end() == 0
     content = path.read_bytes()
@@ -95,7 +96,7 @@ def test_a_redacted_recording_has_no_tokens(tmp_path: Path) -> None:
 
 def test_a_native_replica_is_recorded_with_status_and_snapshot(tmp_path: Path) -> None:
     path = tmp_path / "a.wre"
-    with replica(status=FREE, snapshot=FREE) as engine:
+    with replica() as engine:
         ends = engine.publisher.endpoints
         options = ["--status", str(ends.status), "--snapshot", str(ends.snapshot), "--for", "0.5"]
         with tool(*record(path, engine, *options)) as recorder:
@@ -107,12 +108,12 @@ def test_a_native_replica_is_recorded_with_status_and_snapshot(tmp_path: Path) -
 def test_two_streams_are_in_one_file(tmp_path: Path) -> None:
     path = tmp_path / "a.wre"
     with (
-        replica() as a,
-        replica() as b,
+        replica(native=False) as a,
+        replica(native=False) as b,
         tool("record", a.events, b.events, "--replay", a.replay, "--replay", b.replay, "-o", path) as recorder,
     ):
-        a.publish(4)
-        b.publish(6)
+        a.step(4)
+        b.step(6)
         wait_until(lambda: path.exists() and _seqs(path) == [3, 5], "both streams are in the file")
         assert recorder.end() == 0
 

@@ -22,8 +22,9 @@ from events.source import Record, Source
 from events.subscriber import Subscriber
 from events.tool.replay import Player
 from events.view import CacheView
-from tests.events.processes import FREE, Tool, replica, tool, wait_until
+from tests.events.processes import FREE, Tool, tool, wait_until
 from tests.events.recorded import SOURCE, TOPIC, Engine, Line, record_incident, replay_into_view
+from tests.events.replicas import replica
 
 DEADLINE_MS = 20_000
 
@@ -254,7 +255,7 @@ def test_a_wrong_option_is_quoted(tmp_path: Path, options: list[str], message: s
 
 def test_a_taken_port_is_an_error(tmp_path: Path) -> None:
     record_incident(tmp_path / "a.wre")
-    with replica() as engine:
+    with replica(native=False) as engine:
         result = run("replay", tmp_path / "a.wre", "--bind", engine.events)
     assert result.exit_code == 1
     assert f"cannot bind {engine.events}: Address already in use" in result.stderr

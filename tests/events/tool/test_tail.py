@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -13,8 +14,9 @@ from events.cli import events
 from events.messages import AllBlocksCleared, BlockStored, EventBatch, encode_batch
 from events.publisher import Publisher, PublisherConfig
 from events.recording.recording import Recorder
-from tests.events.processes import DEADLINE_S, FREE, replica, tool
+from tests.events.processes import DEADLINE_S, FREE, tool
 from tests.events.recorded import SOURCE, Engine, Line, record_incident, record_payloads
+from tests.events.replicas import replica
 
 
 def free_port() -> int:
@@ -23,10 +25,13 @@ def free_port() -> int:
 
 
 def test_a_stream_is_shown_and_ends_with_a_summary() -> None:
-    with replica() as engine, tool("tail", engine.events, "--replay", engine.replay, "--model", "m") as tail:
-        engine.publish(5)
+    with (
+        replica(native=False) as engine,
+        tool("tail", engine.events, "--replay", engine.replay, "--model", "m") as tail,
+    ):
+        engine.step(5)
         tail.wait_for(lambda lines: any(line.get("seq") == 4 for line in lines), "the past is shown")
-        engine.publish(5)
+        engine.step(5)
         tail.wait_for(lambda lines: any(line.get("seq") == 9 for line in lines), "what is new is shown")
         assert tail.end(signal.SIGINT) == 0
         lines = tail.lines()
@@ -45,14 +50,14 @@ def test_a_stream_is_shown_and_ends_with_a_summary() -> None:
 
 def test_a_restart_is_shown_where_it_happens() -> None:
     port = free_port()
-    ports = {"events": f"tcp://127.0.0.1:{port}", "replay": f"tcp://127.0.0.1:{free_port()}"}
+    ports: dict[str, Any] = {"events": f"tcp://127.0.0.1:{port}", "replay": f"tcp://127.0.0.1:{free_port()}"}
     with tool("tail", ports["events"], "--replay", ports["replay"]) as tail:
-        with replica(**ports) as engine:
-            engine.publish(5)
+        with replica(native=False, **ports) as engine:
+            engine.step(5)
             tail.wait_for(lambda lines: any(line.get("seq") == 4 for line in lines), "the first life")
-        with replica(**ports) as engine:
+        with replica(native=False, **ports) as engine:
             engine.engine.random.seed(99)
-            engine.publish(3)
+            engine.step(3)
             tail.wait_for(lambda lines: sum(line.get("seq") == 2 for line in lines) == 2, "the second life")
         assert tail.end() == 0
         kinds = [line["type"] for line in tail.lines()]
@@ -62,7 +67,7 @@ def test_a_restart_is_shown_where_it_happens() -> None:
 
 
 def test_it_ends_by_itself_after_a_time() -> None:
-    with replica() as engine, tool("tail", engine.events, "--for", "0.3") as tail:
+    with replica(native=False) as engine, tool("tail", engine.events, "--for", "0.3") as tail:
         assert tail.end(None) == 0
         assert tail.lines()[-1]["type"] == "summary"
 
@@ -76,15 +81,15 @@ def test_silence_is_explained(tmp_path: Path) -> None:
 
 
 def test_a_closed_pipe_ends_it_quietly() -> None:
-    with replica() as engine:
+    with replica(native=False) as engine:
         command = [sys.executable, "-m", "fleet", "events", "tail", engine.events, "--replay", engine.replay]
         reader, writer = os.pipe()
         with subprocess.Popen(command, stdout=writer, stderr=subprocess.PIPE) as tail:
             os.close(writer)
-            engine.publish(3)
+            engine.step(3)
             assert os.read(reader, 100)
             os.close(reader)
-            engine.publish(3)
+            engine.step(3)
             _, errors = tail.communicate(timeout=DEADLINE_S)
     assert (tail.returncode, errors) == (1, b"")
 
@@ -135,7 +140,7 @@ def test_the_damage_of_a_file_is_noted(tmp_path: Path) -> None:
 
 
 def test_a_cleared_cache_and_what_cannot_be_read_are_shown() -> None:
-    with replica() as engine, tool("tail", engine.events, "--replay", engine.replay) as tail:
+    with replica(native=False) as engine, tool("tail", engine.events, "--replay", engine.replay) as tail:
         engine.publisher.publish([AllBlocksCleared()])
         tail.wait_for(lambda lines: any(line["type"] == "AllBlocksCleared" for line in lines), "the event is shown")
         assert tail.end() == 0
@@ -143,12 +148,12 @@ def test_a_cleared_cache_and_what_cannot_be_read_are_shown() -> None:
 
 def test_several_streams_are_distinguished() -> None:
     with (
-        replica() as a,
-        replica() as b,
+        replica(native=False) as a,
+        replica(native=False) as b,
         tool("tail", a.events, b.events, "--replay", a.replay, "--replay", b.replay) as tail,
     ):
-        a.publish(1)
-        b.publish(1)
+        a.step(1)
+        b.step(1)
         tail.wait_for(lambda lines: len({line["source"] for line in lines if "seq" in line}) == 2, "both are shown")
         assert tail.end() == 0
         summaries = [line for line in tail.lines() if line["type"] == "summary"]
