@@ -26,7 +26,6 @@ from typing import Any
 
 import msgspec
 
-from events.cache.changes import Stored
 from events.cache.extras import has_pairs
 from events.cache.resolver import Resolver
 from events.messages import AllBlocksCleared, BadBatch, BlockRemoved, BlockStored, Decoder, Event, Hash, UnknownEvent
@@ -81,7 +80,7 @@ class Names:
         self._native = native
         self._model = model
         self._resolver = Resolver(model)
-        self._names: dict[Hash, int] = {}
+        self._digests: dict[Hash, int] = {}  # of blocks whose keys were not known in time
         self._removals: deque[BlockRemoved] = deque()  # not given to the resolver yet
         self._removed = 0  # blocks of these
         self._payloads: dict[bytes, bytes] = {}
@@ -89,14 +88,9 @@ class Names:
     def learn(self, payload: bytes) -> None:
         if self._native:
             return
-        if self._resolver.capacity.full is not None:  # of removals that were lost
+        if self._resolver.capacity.full is not None:  # of blocks whose removals were lost
             self._resolver = Resolver(self._model)
-        stored = [event for event in _events(payload) if isinstance(event, BlockStored)]
-        for change in self._resolver.apply(stored):
-            if isinstance(change, Stored) and change.event.token_ids:
-                for block_hash in change.event.block_hashes:
-                    if (key := self._resolver.naming.key(block_hash)) is not None:
-                        self._names.setdefault(block_hash, key)
+        self._resolver.apply([event for event in _events(payload) if isinstance(event, BlockStored)])
 
     def knows(self, payload: bytes) -> bool:
         if self._native:
@@ -152,8 +146,7 @@ class Names:
                 self._removed -= len(oldest.block_hashes)
                 self._resolver.apply([oldest])
                 for block_hash in oldest.block_hashes:
-                    if self._resolver.naming.key(block_hash) is None:
-                        self._names.pop(block_hash, None)
+                    self._digests.pop(block_hash, None)
             return msgspec.structs.replace(event, block_hashes=named)
         if isinstance(event, AllBlocksCleared):
             return event
@@ -163,13 +156,16 @@ class Names:
     def _key(self, block_hash: Hash) -> int | None:
         if self._native and isinstance(block_hash, int):
             return block_hash
-        return self._names.get(block_hash) or self._resolver.naming.hash_chain.key(block_hash)
+        key = self._digests.get(block_hash)
+        if key is None:
+            key = self._resolver.naming.key(block_hash)
+        return self._resolver.naming.hash_chain.key(block_hash) if key is None and self._resolver.groups.sparse else key
 
     def _name(self, block_hash: Hash) -> int:
         """The key, or from now on a digest of the hash."""
         key = self._key(block_hash)
         if key is None:
-            key = self._names[block_hash] = int.from_bytes(self._digest(block_hash)[:8], "big")
+            key = self._digests[block_hash] = int.from_bytes(self._digest(block_hash)[:8], "big")
         return key
 
     def _pseudonym(self, kind: str, name: str | None) -> str | None:
