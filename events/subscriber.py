@@ -255,6 +255,10 @@ class _Sockets:
             self._take(what, [])
 
     def _receive(self, name: str, messages: list[Frames]) -> None:
+        if name in ANSWERS:  # read ahead, since a publisher drops batches for slow peers; apply them in order later
+            self._keep(name, messages)
+            self._take_soon()
+            return
         link = self._links[name]
         for position, frames in enumerate(messages):
             if self._links.get(name) is not link:  # closed, or a request of ours voided the rest
@@ -263,11 +267,6 @@ class _Sockets:
                 self._keep(name, messages[position:])
                 return
             self._take(name, frames)
-
-    def _answered(self, socket: str, messages: list[Frames]) -> None:
-        """Read ahead, since a publisher drops batches for slow peers; apply them in order later."""
-        self._keep(socket, messages)
-        self._take_soon()
 
     def _mark(self, socket: str, frames: Frames) -> None:
         if self._tap is not None:
@@ -325,7 +324,7 @@ class _Sockets:
     def _ask(self, name: str, endpoint: str | None, request: bytes) -> None:
         assert endpoint is not None, f"{self._source.name} has no {name} socket"
         if name not in self._links:
-            self._link(name, endpoint, partial(self._answered, name))
+            self._link(name, endpoint, partial(self._receive, name))
         self._view.asked(name)
         self._links[name].send([b"", request])
 

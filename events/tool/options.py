@@ -149,7 +149,15 @@ def open_targets(arguments: Sequence[str], stream: StreamOptions) -> list[Target
     targets = []
     for argument in arguments:
         if argument not in endpoints:
-            targets.append(_open_file(argument, stream.model))
+            if not Path(argument).is_file():
+                hint = f"; an endpoint is written tcp://{argument}" if _HOST_PORT.fullmatch(argument) else ""
+                raise click.UsageError(f"no file {argument!r}{hint}")
+            try:
+                recording = Recording(argument)
+            except (OSError, BadRecording) as error:
+                raise click.UsageError(str(error)) from error
+            own = [msgspec.structs.replace(s, model=stream.model or s.model) for s in recording.sources]
+            targets.append(Target(argument, own, recording))
             continue
         if (source := sources.get(argument)) is None:  # the HTTP address of a replica, which says where its sockets are
             source = source_at(argument)
@@ -190,18 +198,6 @@ def _curve(stream: StreamOptions) -> CurveClient | None:
         return load_curve_client(server, secret) if server is not None and secret is not None else None
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-
-
-def _open_file(argument: str, model: str) -> Target:
-    if not Path(argument).is_file():
-        hint = f"; an endpoint is written tcp://{argument}" if _HOST_PORT.fullmatch(argument) else ""
-        raise click.UsageError(f"no file {argument!r}{hint}")
-    try:
-        recording = Recording(argument)
-    except (OSError, BadRecording) as error:
-        raise click.UsageError(str(error)) from error
-    sources = [msgspec.structs.replace(s, model=model) if model else s for s in recording.sources]
-    return Target(argument, sources, recording)
 
 
 class _LoadResponse(Struct):

@@ -1,26 +1,33 @@
 """`warmroute events stat`: rates, churn and losses of streams."""
 
+import math
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import click
+from msgspec import Struct
+from msgspec.structs import asdict
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from events.analysis.statistics import Statistics
-from events.cache.changes import Change
-from events.messages import EventBatch, Frames
+from events.analysis.tree import place
+from events.cache.changes import Change, Removed, Stored
+from events.messages import BlockRemoved, BlockStored, EventBatch, Frames
 from events.source import Source
-from events.stream.actions import Action
+from events.stream.actions import Action, Apply
 from events.tool.options import StreamOptions, Target, for_option, json_option, open_targets, stream_options
 from events.tool.output import Output, count, grid
 from events.tool.streams import Stream, follow, played
 from events.tool.words import number, seconds
 
 REFRESH_S = 1.0
+REMEMBERED_KEYS = 200_000
+LAGS_KEPT = 20_000
+CLOCK_SLACK_S = 0.5
 
 
 @click.command()
@@ -52,37 +59,109 @@ def stat(targets: tuple[str, ...], stream: StreamOptions, for_s: float | None, a
         if drawn is None:
             show(output, live)
         else:
-            drawn.update(Group(*(part for each in live for part in drawing(each))), refresh=True)
+            drawn.update(Group(*(part for each in live for part in drawing(each.report()))), refresh=True)
 
     with drawn or nullcontext():
         follow(live, limit_s=for_s, every=refresh, every_s=REFRESH_S)
         refresh()
 
 
+class Counts(Struct):
+    batches: int = 0
+    events: int = 0
+    stored_blocks: int = 0
+    removed_blocks: int = 0
+
+
 class Counted(Stream):
+    """Figures of a stream: counted as it goes by, put together on demand."""
+
     def __init__(self, target: Target, source: Source) -> None:
         super().__init__(target, source)
-        self.statistics = Statistics()
+        self._counts = Counts()
+        self._restored_blocks = 0  # stored again within the last REMEMBERED_KEYS removals: evicted too early
+        self._gone: dict[tuple[str, int], None] = {}  # places and keys
+        self._first_ts: float | None = None
+        self._last_ts: float | None = None
+        self._is_live = False  # the message that is acted on
+        self._lags: deque[float] = deque(maxlen=LAGS_KEPT)  # of batches that were applied as they came
+        self._least_lag_s = math.inf
 
-    def received(self, kind: str, frames: Frames) -> None:
-        self.statistics.received(kind, frames, self.at_s)
+    def received(self, kind: str, frames: Frames) -> None:  # noqa: ARG002
+        self._is_live = kind == "events"
 
     def acted(self, action: Action, batch: EventBatch | None, changes: Sequence[Change]) -> None:
-        self.statistics.acted(action, batch, changes)
+        if batch is not None and isinstance(action, Apply) and action.seq >= 0:
+            counts, ts = self._counts, batch.ts
+            counts.batches += 1
+            counts.events += len(batch.events)
+            for event in batch.events:
+                if isinstance(event, BlockStored):
+                    counts.stored_blocks += len(event.block_hashes)
+                elif isinstance(event, BlockRemoved):
+                    counts.removed_blocks += len(event.block_hashes)
+            self._first_ts = min(ts, self._first_ts or ts)
+            self._last_ts = max(ts, self._last_ts or ts)
+            if self._is_live:
+                self._lags.append(self.at_s - ts)
+                self._least_lag_s = min(self._lags[-1], self._least_lag_s)
+        for change in changes:
+            if isinstance(change, Stored):
+                where = place(change.medium, change.group)
+                for key in change.keys:
+                    if (where, key) in self._gone:
+                        del self._gone[where, key]
+                        self._restored_blocks += 1
+            elif isinstance(change, Removed):
+                where = place(change.medium, change.group)
+                self._gone.update(dict.fromkeys((where, key) for key in change.keys))
+                while len(self._gone) > REMEMBERED_KEYS:
+                    del self._gone[next(iter(self._gone))]
+
+    def report(self) -> dict[str, Any]:
+        """Return all figures, as JSON has them."""
+        view, counts = self.view, asdict(self._counts)
+        span_s = (self._last_ts or 0.0) - (self._first_ts or 0.0)
+        lag: dict[str, Any] | None = None
+        if lags := sorted(self._lags):
+            least_s, note = self._least_lag_s, None
+            if least_s < 0:
+                note = f"clocks differ: a batch came {-least_s:.3g} s before it was sent"
+            elif least_s > CLOCK_SLACK_S:
+                note = f"never below {least_s:.3g} s: the clocks differ, or batches wait before they are sent"
+            p50_s, p99_s = lags[len(lags) // 2], lags[int(len(lags) * 0.99)]
+            lag = {"p50_s": p50_s, "p99_s": p99_s, "most_s": lags[-1], "least_s": least_s, "note": note}
+        return {
+            "replica": view.name,
+            "inexact": view.inexact,
+            "last_seq": view.stream.last_seq,
+            "span_s": span_s,
+            "counts": counts,
+            "rates": {name: count / (span_s or math.inf) for name, count in counts.items()},
+            "resident": [
+                {"medium": place(pool.medium, pool.group), "blocks": len(pool)}
+                for _, pool in sorted(view.resolver.pools.items())
+                if len(pool)
+            ],
+            "restored_blocks": self._restored_blocks,
+            "lag": lag,
+            "stream": asdict(view.stream.stats),
+            "resolver": asdict(view.resolver.stats),
+            "orphans_waiting": view.resolver.orphan_blocks,
+        }
 
 
 def show(output: Output, counted: Sequence[Counted]) -> None:
     for each in counted:
         if output.json:
-            output.line(each.statistics.report(each.view))
+            output.line(each.report())
             continue
-        for part in drawing(each):
+        for part in drawing(each.report()):
             output.console.print(part, soft_wrap=False)
 
 
-def drawing(counted: Counted) -> tuple[Text, Table]:
-    report = counted.statistics.report(counted.view)
-    title = Text(counted.view.name, style="bold", no_wrap=True, overflow="ellipsis")
+def drawing(report: dict[str, Any]) -> tuple[Text, Table]:
+    title = Text(report["replica"], style="bold", no_wrap=True, overflow="ellipsis")
     inexact = report["inexact"]
     title.append("  exact" if inexact is None else f"  inexact: {inexact}", "green" if inexact is None else "yellow")
     table = grid()

@@ -84,15 +84,19 @@ class Drawing:
         self._depth = depth or len(drawn.nodes) + 1
         self._sizes = sizes(drawn)
 
-    def draw(self, name: str) -> rich.tree.Tree:
+    def draw(self, title: str) -> rich.tree.Tree:
         tops = self._tree.tops()
         below = [self._sizes[top.key] for top in tops]
         held = f"{count(sum(s.blocks for s in below), 'block')}, {count(sum(s.tokens for s in below), 'token')}"
-        drawing = rich.tree.Tree(_line((name, "bold"), (f"  {held}", "")), guide_style="dim")
+        drawing = rich.tree.Tree(_line((title, "bold"), (f"  {held}", "")), guide_style="dim")
         known, detached = [top for top in tops if not top.detached], [top for top in tops if top.detached]
         detached.sort(key=lambda top: self._sizes[top.key].tokens, reverse=True)
         for top in [*known, *detached[:BRANCHES]]:
-            pending = [(drawing.add(self._top_line(top)), top, 1)]
+            name = (f"detached below {top.key:016x}", "yellow")
+            if top.namespace is not None:
+                within = [*restrictions(top.namespace), f"blocks of {top.namespace.block_size}"]
+                name = (", ".join(within), "cyan")
+            pending = [(drawing.add(_line(name, (f"  {self._below([top])}", "dim"))), top, 1)]
             while pending:
                 parent, node, level = pending.pop()
                 runs = runs_below(node, self._sizes)
@@ -103,13 +107,6 @@ class Drawing:
         if hidden := detached[BRANCHES:]:
             drawing.add(_line((f"… {count(len(hidden), 'detached parent')} more: {self._below(hidden)}", "dim")))
         return drawing
-
-    def _top_line(self, top: Node) -> Text:
-        held = f"  {self._below([top])}"
-        if top.namespace is None:
-            return _line((f"detached below {top.key:016x}", "yellow"), (held, "dim"))
-        name = [*restrictions(top.namespace), f"blocks of {top.namespace.block_size}"]
-        return _line((", ".join(name), "cyan"), (held, "dim"))
 
     def _run_line(self, run: Run) -> Text:
         places = {f"{h.medium}({h.replica})" if self._several else h.medium for h in run.held}

@@ -6,6 +6,11 @@ from typing import Any
 
 import pytest
 
+from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KnownEvent, encode_batch
+from events.publisher import END_OF_REPLAY
+from events.source import Source
+from events.tool.options import Target
+from events.tool.stat import Counted
 from tests.events.processes import tool
 from tests.events.recorded import record_incident
 from tests.events.replicas import on_terminal, prompt, replica, run
@@ -79,3 +84,72 @@ def test_the_figures_fit_the_terminal(columns: int) -> None:
     shown = [line.split("\x1b[2K")[-1] for line in lines]
     assert all(len(line) <= columns for line in shown)
     assert any("GPU 4 blocks" in line for line in shown)
+
+
+class Followed:
+    """Counts batches that are given by hand."""
+
+    def __init__(self) -> None:
+        source = Source("r", "tcp://a:1", "tcp://a:2")
+        self.counted = Counted(Target("r", [source]), source)
+        self.seq = 0
+        self.receive("connected")
+
+    def receive(self, kind: str, *frames: bytes, at_s: float = 0.0) -> None:
+        self.counted.at_s = at_s
+        self.counted.received(kind, list(frames))
+        self.counted.view.receive(kind, list(frames), 0.0)
+
+    def batch(self, ts: float, *events: KnownEvent, received_s: float | None = None) -> None:
+        """Replay it, unless it is received."""
+        frames = b"", self.seq.to_bytes(8, "big"), encode_batch(EventBatch(ts, list(events)))
+        if received_s is None:
+            self.receive("replay", b"", *frames)
+        else:
+            self.receive("events", *frames, at_s=received_s)
+        self.seq += 1
+
+
+def stored(*hashes: int) -> BlockStored:
+    return BlockStored(list(hashes), None, [h for h in hashes for _ in range(2)], 2, None, "GPU", None)
+
+
+def test_rates_are_over_the_time_of_the_stream() -> None:
+    followed = Followed()
+    followed.batch(10.0, stored(1, 2))
+    followed.batch(12.0, BlockRemoved([2], "GPU"), stored(5))
+    report = followed.counted.report()
+    assert report["span_s"] == 2.0
+    assert report["rates"] == {"batches": 1.0, "events": 1.5, "stored_blocks": 1.5, "removed_blocks": 0.5}
+    assert report["resident"] == [{"medium": "GPU", "blocks": 2}]
+
+
+def test_a_block_that_comes_back_is_counted_as_restored() -> None:
+    followed = Followed()
+    for _ in range(3):
+        followed.batch(0.0, stored(1))
+        followed.batch(1.0, BlockRemoved([1], "GPU"))
+    assert followed.counted.report()["restored_blocks"] == 2
+
+
+@pytest.mark.parametrize(
+    ("delays", "note"),
+    [([0.25, 0.3], None), ([0.1, -2.0], "clocks differ: a batch came 2 s before"), ([7.0, 9.0], "never below 7 s")],
+)
+def test_lag_is_of_live_batches_and_says_when_clocks_differ(delays: list[float], note: str | None) -> None:
+    followed = Followed()
+    followed.batch(0.0)
+    followed.receive("replay", b"", *END_OF_REPLAY)
+    for index, delay_s in enumerate(delays):
+        followed.batch(10.0 + index, received_s=10.0 + index + delay_s)
+    lag = followed.counted.report()["lag"]
+    assert lag is not None
+    assert [lag["least_s"], lag["most_s"]] == pytest.approx([min(delays), max(delays)])
+    assert (note is None and lag["note"] is None) or str(note) in str(lag["note"])
+
+
+def test_a_clear_leaves_nothing_resident() -> None:
+    followed = Followed()
+    followed.batch(0.0, stored(1))
+    followed.batch(1.0, AllBlocksCleared())
+    assert followed.counted.report()["resident"] == []
