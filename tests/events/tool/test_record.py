@@ -80,20 +80,6 @@ def test_what_was_recorded_before_a_kill_is_there(tmp_path: Path) -> None:
     assert set(copies(view.resolver)["GPU", 0]) == truth(engine)
 
 
-def test_a_redacted_recording_has_no_tokens(tmp_path: Path) -> None:
-    path = tmp_path / "a.wre"
-    with replica(native=False) as engine, tool(*record(path, engine, "--redact")) as recorder:
-        engine.step(20)
-        wait_for_batch(path, 19)
-        assert recorder.end() == 0
-    content = path.read_bytes()
-    assert not [token for token in engine.engine.tokens if token.to_bytes(4, "big") in content]
-    recording = Recording(path)
-    assert recording.header.redacted
-    resident = replay_into_view(recording, recording.sources[0]).resolver.resident_blocks()
-    assert resident == len(set(map(str, truth(engine))))  # type: ignore[call-overload]
-
-
 def test_a_native_replica_is_recorded_with_status_and_snapshot(tmp_path: Path) -> None:
     path = tmp_path / "a.wre"
     with replica() as engine:
