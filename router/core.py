@@ -77,7 +77,7 @@ class Router:
         self.loop = asyncio.get_running_loop()
         self.now_s = self.loop.time
         self.lifecycle = Lifecycle(members, self.now_s, config.model_rewrites_file is not None)
-        self._attempts: dict[Attempt, None] = {}  # their order is that of sending
+        self.attempts: dict[Attempt, None] = {}  # their order is that of sending
         self._threads = ThreadPoolExecutor(THREADS, "tokenize")
         self._waiting_bytes = 0
 
@@ -134,7 +134,7 @@ class Router:
             decision, member.load, prompt, member.block_size, self.now_s(), streams=streams, ranked=ranked
         )
         attempt = Attempt(owner, member, placed, next(self.order), placed.sent_s)
-        self._attempts[attempt] = None
+        self.attempts[attempt] = None
         return attempt
 
     def answered(self, attempt: Attempt) -> None:
@@ -156,7 +156,7 @@ class Router:
 
     def learn(self, attempt: Attempt, row: Row, reason: str) -> None:
         """Tell the replica's health of a failure, as the table says."""
-        if attempt not in self._attempts or row.lesson == "nothing":
+        if attempt not in self.attempts or row.lesson == "nothing":
             return
         member, now_s = attempt.member, self.now_s()
         if row.lesson == "rests":
@@ -177,9 +177,9 @@ class Router:
 
     def attempt_over(self, attempt: Attempt) -> None:
         """Record the end of an attempt, from which the replica's health has learned what there is."""
-        if attempt not in self._attempts:
+        if attempt not in self.attempts:
             return
-        del self._attempts[attempt]
+        del self.attempts[attempt]
         now_s = self.now_s()
         attempt.ended_s, attempt.ended_order = now_s, next(self.order)
         attempt.count(now_s)
@@ -196,7 +196,7 @@ class Router:
         retransmit. Requests that cannot move wait.
         """
         hopeless: set[tuple[Member, str | None, bool]] = set()
-        for attempt in list(self._attempts):
+        for attempt in list(self.attempts):
             member, owner = attempt.member, attempt.owner
             others = to.get(member.server)
             kind = member, owner.model_name, owner.exchange.response_started
@@ -211,7 +211,7 @@ class Router:
 
     def is_stuck(self, server: Server) -> bool:
         """Return whether a request at the server is silent, although the server itself may be heard again."""
-        return any(attempt.member.server is server and self._is_unheard(attempt) for attempt in self._attempts)
+        return any(attempt.member.server is server and self._is_unheard(attempt) for attempt in self.attempts)
 
     def _is_unheard(self, attempt: Attempt) -> bool:
         server = attempt.member.server
@@ -257,7 +257,7 @@ class Router:
 
     def sweep(self, now_s: float, gap_s: float = 0.0) -> None:
         """Time out attempts and waiting requests; `gap_s` is how long the router itself stood still."""
-        for attempt in list(self._attempts):
+        for attempt in list(self.attempts):
             attempt.touched_s = min(now_s, attempt.touched_s + gap_s)
             attempt.count(now_s)
             try:

@@ -3,6 +3,8 @@
 A change that exceeds a budget is too large for its room: take something out, or build it elsewhere.
 """
 
+import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,8 @@ BUDGETS = {
 }
 HELPERS_USED_ONCE = 0.438  # of the private ones
 LINES_OF_TESTS = {"tests": 101_863, "qualification": 8_509}
+INTRUSIONS = (185, 101)  # see below; the parts replaced include faults that a test plants
+OF_NAMEDTUPLE = ("_asdict", "_fields", "_replace")
 IMPORTERS_OF_ROUTER = 2  # where it is assembled: the process, and the app
 
 
@@ -40,6 +44,20 @@ def test_tests_keep_their_budget(folder: str) -> None:
 def test_control_flow_is_not_scattered_over_helpers() -> None:
     helpers, once = private_helpers()
     assert once / helpers <= HELPERS_USED_ONCE
+
+
+def test_tests_reach_no_further_into_the_house() -> None:
+    """Count reads of others' private attributes, and replaced parts that are no constant, as bounds and pauses are."""
+    reads = replaced = 0
+    for path in (ROOT / "tests").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and re.match("_[^_]", node.attr):
+                reads += ast.unparse(node.value) not in ("self", "cls", "super()") and node.attr not in OF_NAMEDTUPLE
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "monkeypatch.setattr":
+                named = [part.value for part in node.args[:2] if isinstance(part, ast.Constant)]
+                replaced += not (named and str(named[-1]).rpartition(".")[2].isupper())
+    assert reads <= INTRUSIONS[0]
+    assert replaced <= INTRUSIONS[1]
 
 
 def test_whole_router_goes_only_to_where_it_is_assembled() -> None:

@@ -45,7 +45,7 @@ class Sending(Struct, eq=False):
     _listener: Listener
     _bodiless: bool
     _resend: bool
-    _connection: "Connection | None" = None
+    connection: "Connection | None" = None
     _fresh_only: bool = False
     paused: bool = False
     over: bool = False
@@ -55,7 +55,7 @@ class Sending(Struct, eq=False):
 
     def cancel(self) -> None:
         if not self.over:
-            connection = self._connection
+            connection = self.connection
             self._end()
             if connection is not None:
                 connection.abort()
@@ -63,18 +63,18 @@ class Sending(Struct, eq=False):
     def pause(self) -> None:
         """Stop reading, as the client takes no more for now."""
         self.paused = True
-        if self._connection is not None:
-            self._connection.transport.pause_reading()
+        if self.connection is not None:
+            self.connection.transport.pause_reading()
 
     def resume(self) -> None:
         self.paused = False
-        if self._connection is not None:
-            self._connection.transport.resume_reading()
+        if self.connection is not None:
+            self.connection.transport.resume_reading()
 
     # ---- for Upstream and Connection
 
     def start(self, connection: "Connection") -> None:
-        self._connection, connection._sending = connection, self
+        self.connection, connection._sending = connection, self
         connection._bodiless, connection._has_body, connection.spoken = self._bodiless, bool(self._body), False
         connection.transport.write(self._request)
         if self._body:
@@ -103,7 +103,7 @@ class Sending(Struct, eq=False):
     def _end(self) -> None:
         self.over = True
         self._upstream.sendings.pop(self, None)
-        self._connection = self.pass_on = None
+        self.connection = self.pass_on = None
         del self._listener  # a cycle of references would wait for the collector
 
     def lost(self, reason: str, connection: "Connection", *, silent: bool = False) -> None:
@@ -112,7 +112,7 @@ class Sending(Struct, eq=False):
             return
         if self._resend and connection.reused and not connection.spoken and not self._fresh_only:
             self._fresh_only = True
-            self._connection = None
+            self.connection = None
             self._upstream.open(self)
         else:
             self.broke(Broken(reason, silent=silent))
@@ -128,7 +128,7 @@ class Upstream:
         self.spoken = False  # a byte has come since this was set to False
         self._connect_timeout_s = connect_timeout_s
         self._tls = tls
-        self._idle: deque[Connection] = deque()  # the one used last at the right
+        self.idle: deque[Connection] = deque()  # the one used last at the right
         self.loop = asyncio.get_running_loop()
         self._opening: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -142,10 +142,10 @@ class Upstream:
         """
         sending = Sending(self, request, body, listener, bodiless, resend)
         self.sendings[sending] = None
-        while self._idle:
-            if not resend and self.loop.time() - self._idle[-1].idle_since_s > SURE_IDLE_S:
+        while self.idle:
+            if not resend and self.loop.time() - self.idle[-1].idle_since_s > SURE_IDLE_S:
                 break  # the others have idled longer
-            connection = self._idle.pop()
+            connection = self.idle.pop()
             if not connection.transport.is_closing():
                 sending.start(connection)
                 return sending
@@ -191,30 +191,30 @@ class Upstream:
         sending.start(connection)
 
     def release(self, connection: "Connection") -> None:
-        if self._closed or len(self._idle) >= MAX_IDLE:
+        if self._closed or len(self.idle) >= MAX_IDLE:
             connection.abort()
         else:
             connection.idle_since_s = self.loop.time()
-            self._idle.append(connection)
+            self.idle.append(connection)
 
     def sweep(self, now_s: float) -> None:
         """Close connections that have idled for long; the oldest are at the left."""
-        while self._idle and now_s - self._idle[0].idle_since_s > IDLE_LIMIT_S:
-            self._idle.popleft().abort()
+        while self.idle and now_s - self.idle[0].idle_since_s > IDLE_LIMIT_S:
+            self.idle.popleft().abort()
 
     def break_all(self, reason: str) -> None:
         """Fail all requests, as the replica was found dead or frozen."""
         for sending in list(self.sendings):
             if not sending.over:
-                connection = sending._connection
+                connection = sending.connection
                 sending.broke(Broken(reason))
                 if connection is not None:
                     connection.abort()
         self.drop_idle()
 
     def drop_idle(self) -> None:
-        while self._idle:
-            self._idle.popleft().abort()
+        while self.idle:
+            self.idle.popleft().abort()
 
     def close(self) -> None:
         self._closed = True
@@ -319,8 +319,8 @@ class Connection(asyncio.Protocol):
             self.transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self in self._upstream._idle:
-            self._upstream._idle.remove(self)
+        if self in self._upstream.idle:
+            self._upstream.idle.remove(self)
         del self._parser  # it has us: a cycle of references would wait for the collector
         sending, self._sending = self._sending, None
         if sending is None:

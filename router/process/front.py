@@ -109,7 +109,7 @@ class Front:
             return FrontConnection(connections, self._limits, self._app, table, openings)
 
         tls = None if config.tls_cert is None else tls_context(config.tls_cert, config.tls_key)
-        self._server = HttpServer(connect, tls)
+        self.server = HttpServer(connect, tls)
         self.picker: PickerServer | None = None
         if config.picker_listen is not None:
             self.picker = self._picker(config.picker_listen, limits, table, (*FORWARDED, *more))
@@ -172,9 +172,9 @@ class Front:
                 await self._take_place(self.colleagues)
         if self.picker is not None:
             await self.picker.start()
-        self._serving = asyncio.create_task(self._server.serve(sockets=[self.listener]))
+        self._serving = asyncio.create_task(self.server.serve(sockets=[self.listener]))
         self._tasks.append(self._serving)
-        listening = asyncio.create_task(self._server.listening.wait())
+        listening = asyncio.create_task(self.server.listening.wait())
         await asyncio.wait([listening, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
         listening.cancel()
         self.check()
@@ -225,30 +225,30 @@ class Front:
         self._limits = replace(limits, connections=-(-limits.connections // workers))
         self.router.waiting.capacity = -(-config.queue_size // workers)
         self.router.bodies.limit_bytes = max(config.max_body_bytes, config.max_bodies_bytes // workers)
-        for connection in list(self._server.connections.open):  # clients connect again, and the kernel divides anew
+        for connection in list(self.server.connections.open):  # clients connect again, and the kernel divides anew
             connection.retire(now=False)
 
     def leave(self) -> None:
         """Keep serving, but report not ready, and make each response the last of its connection."""
         self.router.lifecycle.leaving = True
-        self._server.retire(now=False)
+        self.server.retire(now=False)
 
     async def drain(self, limit_s: float) -> int:
         """Stop taking requests after a delay, and let running ones end; return the number of those that did not."""
         if self.config.drain_delay_s:
             self.leave()
             await asyncio.sleep(self.config.drain_delay_s)
-            self._server.retire(now=True)  # a request on an open connection would only be refused
+            self.server.retire(now=True)  # a request on an open connection would only be refused
         life = self.router.lifecycle
         life.leaving = life.draining = True
         with suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
-                while life.open_requests or self._server.connections.are_unread():
+                while life.open_requests or self.server.connections.are_unread():
                     await asyncio.sleep(DRAIN_LOOK_S)
         return life.open_requests
 
     async def close(self) -> None:
-        self._server.end()
+        self.server.end()
         self.dashboard.forget()
         if self.picker is not None:
             await self.picker.close()

@@ -132,7 +132,7 @@ async def test_bodies_that_wait_for_their_turn_are_read_up_to_a_size(path: str) 
     async with served(ours(wait)) as running, connect(running.port) as client:
         client.send("POST", CHAT, chat())
         await running.opened(1)
-        [connection] = [one for one in running.front._server.connections.open if one._open]
+        [connection] = [one for one in running.front.server.connections.open if one._open]
         client.write((head(len(body), path) + body) * 15)
 
         def early() -> int:
@@ -172,7 +172,7 @@ async def test_a_body_may_come_slowly_but_not_for_ever() -> None:
     async with served(ours()) as running, connect(running.port) as client:
         client.write(head(1000) + b"{")
         await running.opened(1)
-        [connection] = [one for one in running.front._server.connections.open if one._open]
+        [connection] = [one for one in running.front.server.connections.open if one._open]
         limits, now_s = connection._limits, asyncio.get_running_loop().time()
         for after_s, told in ((limits.whole_body_s - 1, False), (limits.whole_body_s + 1, True)):
             connection._since_s = now_s + after_s - limits.body_s / 2  # a byte came a little while ago

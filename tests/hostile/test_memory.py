@@ -103,10 +103,10 @@ async def test_a_connection_that_is_over_needs_no_collector() -> None:
                 async with connect(running.port) as client:
                     client.send("GET", "/dashboard/fleet", **LOCAL)
                     await client.head()
-            await until(lambda: not running.front._server.connections.open, "the router sees that all have left")
+            await until(lambda: not running.front.server.connections.open, "the router sees that all have left")
             await until(lambda: not count_of(FrontConnection), "connections of clients are forgotten")
             idle = running.member("a").upstream
-            await until(lambda: count_of(Connection) == len(idle._idle), "those to replicas are forgotten")
+            await until(lambda: count_of(Connection) == len(idle.idle), "those to replicas are forgotten")
 
 
 async def test_shared_prefixes_are_forgotten_once_reported() -> None:

@@ -286,7 +286,7 @@ async def test_a_stream_that_is_faster_than_its_client_waits_for_it() -> None:
         await client.head()
         member = running.member("r")
         await until(lambda: any(one.paused for one in member.upstream.sendings), "it has to wait")
-        attempt = next(iter(running.router._attempts))
+        attempt = next(iter(running.router.attempts))
         assert attempt.owner.exchange.unread_bytes < 2 * 2**20
         client.leave()
 

@@ -104,8 +104,8 @@ async def test_a_replica_for_shorter_prompts_is_no_better_place_for_a_stream() -
             await client.head()
             await client.chunk()
             running.member("short").health.undrain()
-            routing = next(iter(running.router._attempts)).owner
-            attempt = next(iter(running.router._attempts))
+            routing = next(iter(running.router.attempts)).owner
+            attempt = next(iter(running.router.attempts))
             assert not routing.may_move(attempt, [running.member("short")])
             running.member("short").candidate.max_model_len = running.member("long").candidate.max_model_len
             assert routing.may_move(attempt, [running.member("short")])
@@ -130,7 +130,7 @@ async def test_a_stuck_stream_starts_over_at_a_replica_that_is_at_its_limit(limi
         client.send("POST", CHAT, chat("x", stream=True))
         await client.head()
         await client.chunk()
-        attempt = next(iter(running.router._attempts))
+        attempt = next(iter(running.router.attempts))
         await until(lambda: not attempt.spoken, "the clock has looked")
         running.front.upkeep.suspects.suspect(server, "silent", running.router.now_s())
         # Long ago, however much time a busy machine takes off its silence.
@@ -155,7 +155,7 @@ async def test_what_is_passed_on_waits_where_only_replicas_of_other_models_are_b
     async with served(quiet, other) as running, connect(running.port) as client:
         client.send("POST", EMBEDDINGS, {"model": "x", "input": "q"})
         await until(lambda: quiet.calls, "the replica is asked")
-        attempt = next(iter(running.router._attempts))
+        attempt = next(iter(running.router.attempts))
         assert not attempt.owner.may_move(attempt, [running.member("other")])
         client.leave()
 

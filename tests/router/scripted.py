@@ -298,7 +298,7 @@ class Served:
     async def idle(self) -> None:
         """Until nothing is left of any request."""
         await until(lambda: self.router.lifecycle.open_requests == 0, "no request is open")
-        assert not self.router._attempts
+        assert not self.router.attempts
         assert not self.router.waiting
         for member in self.router.members:
             assert member.candidate.in_flight == 0, member.name
@@ -336,7 +336,7 @@ async def served(*replicas: Scripted, ready: bool = True, **config: Any) -> Asyn
 
 async def close_at_once(front: Front) -> None:
     """Close without waiting for clients."""
-    for connection in front._server.connections.open:
+    for connection in front.server.connections.open:
         connection.transport.abort()
     await front.close()
 

@@ -127,7 +127,7 @@ class Audit:
 
     def _structures(self, front: Front) -> None:
         router: Any = front.router
-        placement, attempts = router.placement, Counter(one.member.name for one in router._attempts)
+        placement, attempts = router.placement, Counter(one.member.name for one in router.attempts)
         of_peers = [] if front.links is None else [*front.links.inbox.peers.values()]
         loads = Counter(id(placed.load) for peer in of_peers for placed in peer.requests.values())
         try:
@@ -142,7 +142,7 @@ class Audit:
                 assert 0 <= member.candidate.in_flight <= most, f"{member.name}: {member.candidate}"
             for request in router.waiting.in_order():
                 assert request.flow.state is not OVER, "a request waits for room, and is over"
-            assert len(router.waiting) + len(router._attempts) <= router.lifecycle.open_requests
+            assert len(router.waiting) + len(router.attempts) <= router.lifecycle.open_requests
         except AssertionError as error:
             self.fail(f"a structure of the router is not sound: {error!r}")
 
@@ -154,8 +154,8 @@ class Audit:
             is_well = not (replica.is_troubled or replica.host.silent) and host.has_sockets
             if isinstance(replica, VllmReplica) or not is_well or now_s - since_s < SETTLED_S:
                 continue
-            for attempt in router._attempts:
-                connection = None if attempt.sending is None else attempt.sending._connection
+            for attempt in router.attempts:
+                connection = None if attempt.sending is None else attempt.sending.connection
                 is_dead = connection is not None and connection.transport.is_lost
                 if attempt.member.name == replica.name and is_dead and attempt.goes_on and not attempt.is_paused:
                     self.fail(f"an answer of {replica.name} waits on a connection that is dead")

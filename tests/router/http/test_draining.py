@@ -121,7 +121,7 @@ async def test_after_that_idle_connections_are_closed_and_new_ones_refused() -> 
     async with served(*replicas, drain_delay_s=0.01) as running, connect(running.port) as idle:
         await idle.post(CHAT, chat())
         async with connect(running.port) as new:
-            await until(lambda: len(running.front._server.connections.open) == 2, "both are connected")
+            await until(lambda: len(running.front.server.connections.open) == 2, "both are connected")
             assert await running.front.drain(60) == 0
             assert await idle.rest() == await new.rest() == b""
         async with connect(running.port) as late:

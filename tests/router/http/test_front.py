@@ -71,7 +71,7 @@ async def test_a_request_that_is_not_admitted_yet_is_not_kept_in_memory(framing:
 
         sending = asyncio.create_task(send_all())
         await until(lambda: taken, "the first is asked")
-        [connection] = running.front._server.connections.open
+        [connection] = running.front.server.connections.open
         newest: Any = connection
         await until(lambda: newest._read_paused, "the router reads no further")
         assert len(newest._exchange.body) < 1_000_000 and not sending.done()
@@ -110,7 +110,7 @@ async def test_a_router_that_drains_waits_until_slow_clients_have_read_their_ans
     async with served(*script.replicas(1)) as running, connect(running.port, limit=1024) as client:
         client.send("POST", CHAT, chat())
         await until(lambda: taken, "the replica is asked")
-        [connection] = running.front._server.connections.open
+        [connection] = running.front.server.connections.open
         connection.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 * 1024)
         taken[0].answer(answer)
         await until(lambda: not running.router.lifecycle.open_requests, "the router has all of the answer")

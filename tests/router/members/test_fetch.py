@@ -47,7 +47,7 @@ async def test_it_does_not_wait_for_ever() -> None:
             await fetch(upstream, "/x", timeout_s=0.05)
         async with asyncio.timeout(20):
             await script.calls[0].left()
-        assert not upstream.sendings and not upstream._idle
+        assert not upstream.sendings and not upstream.idle
 
 
 @pytest.mark.parametrize("handler", [drops, says(bytes(2 * MAX_BYTES))], ids=["lost", "endless"])

@@ -101,7 +101,7 @@ async def upstream_to(speak: Speak) -> AsyncIterator[Upstream]:
         upstream.close()
         server.close()
         await until(lambda: not speaking, "all connections are closed")
-        assert not upstream.sendings and not upstream._idle
+        assert not upstream.sendings and not upstream.idle
 
 
 def ask(upstream: Upstream, *, bodiless: bool = False, resend: bool = True) -> Heard:
@@ -153,7 +153,7 @@ async def test_an_answer_is_read_and_its_connection_used_again(answer: bytes, st
             heard = await ask(upstream).end()
             assert (heard.status, bytes(heard.body), heard.broken) == (status, body, None)
             assert b"link" not in dict(heard.headers)
-            assert len(upstream._idle) == 1
+            assert len(upstream.idle) == 1
     assert connections == {0}
 
 
@@ -197,7 +197,7 @@ async def test_without_a_length_the_end_of_the_connection_is_the_end_of_the_answ
     async with upstream_to(says(head + b"\r\n", b"all ", b"of it", then="close")) as upstream:
         heard = await ask(upstream).end()
         assert (bytes(heard.body), heard.broken) == (b"all of it", None)
-        assert len(upstream._idle) == 0
+        assert len(upstream.idle) == 0
 
 
 async def test_a_connection_that_still_carries_a_refused_body_is_not_used_again() -> None:
@@ -205,16 +205,16 @@ async def test_a_connection_that_still_carries_a_refused_body_is_not_used_again(
         heard = Heard()
         heard.sending = upstream.send(REQUEST, heard, body=bytes(50_000_000))
         assert (await heard.end()).status == 404
-        assert len(upstream._idle) == 0
+        assert len(upstream.idle) == 0
         assert (await ask(upstream).end()).status == 404
-        assert len(upstream._idle) == 1
+        assert len(upstream.idle) == 1
 
 
 async def test_a_connection_that_the_replica_does_not_keep_is_not_used_again() -> None:
     async with upstream_to(says(OK + b"connection: close\r\ncontent-length: 2\r\n\r\nok")) as upstream:
         for _ in range(2):
             assert (await ask(upstream).end()).body == b"ok"
-            assert len(upstream._idle) == 0
+            assert len(upstream.idle) == 0
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ async def test_what_is_no_answer_is_broken_and_not_asked_for_again(sent: bytes, 
         heard = await ask(upstream).end()
         assert heard.broken is not None and why in str(heard.broken)
         assert not heard.broken.refused
-        assert asked == 1 and len(upstream._idle) == 0
+        assert asked == 1 and len(upstream.idle) == 0
 
 
 @pytest.mark.parametrize("more", [OK + b"content-length: 4\r\n\r\nevil", b"garbage\r\n\r\n", b"\x00"])
@@ -298,7 +298,7 @@ async def test_what_follows_an_answer_is_never_taken_for_part_of_it(more: bytes)
             heard = await ask(upstream).end()
             assert (heard.status, bytes(heard.body), heard.broken) == (200, b"ok", None)
             assert heard.calls.count("answered") == 1
-            assert len(upstream._idle) == 0  # nobody knows what else would come there
+            assert len(upstream.idle) == 0  # nobody knows what else would come there
 
 
 async def test_unrequested_bytes_close_an_idle_connection() -> None:
@@ -314,7 +314,7 @@ async def test_unrequested_bytes_close_an_idle_connection() -> None:
     async with upstream_to(speak) as upstream:
         await ask(upstream).end()
         told.set()
-        await until(lambda: len(upstream._idle) == 0, "the connection is given up")
+        await until(lambda: len(upstream.idle) == 0, "the connection is given up")
         assert (await ask(upstream).end()).body == b"ok"
 
 
@@ -334,7 +334,7 @@ async def test_requests_at_the_same_time_have_connections_of_their_own() -> None
     async with upstream_to(speak) as upstream:
         answers = [await heard.end() for heard in [ask(upstream) for _ in range(5)]]
         assert sorted(bytes(heard.body) for heard in answers) == [b"0", b"1", b"2", b"3", b"4"]
-        assert len(upstream._idle) == 5
+        assert len(upstream.idle) == 5
 
 
 @pytest.mark.parametrize("how", ["closed", "reset"])
@@ -351,7 +351,7 @@ async def test_a_connection_that_the_replica_closed_while_it_idled_costs_nothing
 
     async with upstream_to(speak) as upstream:
         assert (await ask(upstream).end()).body == b"0"
-        assert len(upstream._idle) == 1
+        assert len(upstream.idle) == 1
         heard = await ask(upstream).end()
         assert (bytes(heard.body), heard.calls) == (b"1", ["answered", "complete"])
 
@@ -407,10 +407,10 @@ async def test_what_must_not_arrive_twice_takes_no_connection_that_may_be_closed
     async with upstream_to(speak) as upstream:
         await ask(upstream).end()
         assert (await ask(upstream, resend=False).end()).body == b"0"
-        upstream._idle[0].idle_since_s -= 2 * SURE_IDLE_S
+        upstream.idle[0].idle_since_s -= 2 * SURE_IDLE_S
         assert (await ask(upstream, resend=False).end()).body == b"1"
-        assert len(upstream._idle) == 2
-        upstream._idle.rotate()  # the old one is good for others
+        assert len(upstream.idle) == 2
+        upstream.idle.rotate()  # the old one is good for others
         assert (await ask(upstream).end()).body == b"0"
 
 
@@ -418,7 +418,7 @@ async def test_a_machine_that_lost_its_power_is_noticed() -> None:
     async with upstream_to(begin) as upstream:
         heard = ask(upstream)
         await until(lambda: heard.body, "it has begun")
-        connection = heard.sending._connection
+        connection = heard.sending.connection
         assert connection is not None
         connected = connection.transport.get_extra_info("socket")
         assert connected.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
@@ -477,7 +477,7 @@ async def test_cancelling_closes_the_connection_and_says_nothing_more() -> None:
         async with asyncio.timeout(DEADLINE_S):
             await left.wait()
         assert "broke" not in heard.calls
-        assert not upstream.sendings and not upstream._idle
+        assert not upstream.sendings and not upstream.idle
 
 
 async def test_cancelling_before_the_connection_is_there_sends_nothing() -> None:
@@ -596,12 +596,12 @@ async def test_idle_connections_are_closed_after_a_while_the_oldest_first() -> N
         for heard in [ask(upstream) for _ in range(3)]:
             await heard.end()
         since_s = asyncio.get_running_loop().time()
-        for age, connection in enumerate(upstream._idle):
+        for age, connection in enumerate(upstream.idle):
             connection.idle_since_s = since_s + age
         upstream.sweep(since_s + IDLE_LIMIT_S)
-        assert len(upstream._idle) == 3
+        assert len(upstream.idle) == 3
         upstream.sweep(since_s + IDLE_LIMIT_S + 1.5)
-        assert len(upstream._idle) == 1
+        assert len(upstream.idle) == 1
         upstream.sweep(since_s + IDLE_LIMIT_S + 2.5)
-        assert len(upstream._idle) == 0
+        assert len(upstream.idle) == 0
         assert (await ask(upstream).end()).body == b"ok"

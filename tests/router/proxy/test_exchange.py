@@ -227,10 +227,10 @@ async def test_a_slow_reader_stops_the_replica_instead_of_filling_memory() -> No
             before, seen = seen, written
             return 0 < before == seen
 
-        [attempt] = running.router._attempts
+        [attempt] = running.router.attempts
         await until(lambda: attempt.sending.paused, "the replica is stopped")
         await until(stalled, "nothing more comes")
-        [connection] = running.front._server.connections.open
+        [connection] = running.front.server.connections.open
         assert connection.transport.get_write_buffer_size() < 2_000_000
         client.leave()
 

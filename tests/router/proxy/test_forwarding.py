@@ -72,7 +72,7 @@ async def test_a_body_is_kept_once() -> None:
     async with served(*Script(taken.append).replicas(1)) as running, connect(running.port) as client:
         client.send("POST", PATH, {"input": "x" * 100_000})
         await until(lambda: taken, "the replica is asked")
-        [connection] = running.front._server.connections.open
+        [connection] = running.front.server.connections.open
         assert connection._exchange is not None and len(connection._exchange.body) == 0
         taken[0].answer(GOOD)
         assert (await client.answer()).body == GOOD

@@ -231,8 +231,8 @@ async def test_a_router_that_goes_away_is_missed_and_found_again() -> None:
         specs = tuple(replica.spec for replica in running.replicas.values())
         async with shown(f"http://127.0.0.1:{port}") as screen:
             await running.idle()
-            running.front._server.end()
-            for connection in running.front._server.connections.open:
+            running.front.server.end()
+            for connection in running.front.server.connections.open:
                 connection.transport.abort()
             await screen.until_text("NO ANSWER, figures", "s old: ")
             assert screen.rows("replica") == ["r0", "r1"]

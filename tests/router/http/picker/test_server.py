@@ -45,7 +45,7 @@ async def test_a_body_that_is_picked_is_not_kept() -> None:
         stream = asking.stream()
         await stream.begin(asked("x" * 30_000))
         await stream.picked()
-        [attempt] = running.router._attempts
+        [attempt] = running.router.attempts
         assert not attempt.owner.facts.body
         await stream.answer()
         await until(lambda: not running.router.bodies.used_bytes, "its bytes are given back")
