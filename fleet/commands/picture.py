@@ -1,10 +1,10 @@
 """Draws a fleet: a line for each model, a table of its replicas, and their problems."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 from events.tool.words import printable
@@ -31,38 +31,18 @@ MAX_IDLE = 5  # replicas that have a line each
 NONE_IDLE: Mapping[str, str] = MappingProxyType({})
 
 
-class Picture:
-    """A fleet to print, as wide as the console."""
-
-    def __init__(self, view: View, now_s: float, addresses: str = "", idle: Mapping[str, str] = NONE_IDLE) -> None:
-        """`idle`: why a replica is given nothing, by name."""
-        self._view = view
-        self._idle = idle
-        self._addresses = addresses
-        self._now_s = now_s
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        if self._addresses:
-            yield from sentences(console, [Text(self._addresses, style="dim")])
-        yield from sentences(console, heading(self._view))
-        if self._view.replicas:
-            yield Text()
-            view = self._view
-            names = dict.fromkeys([*(model.name for model in view.models), *(each.model for each in view.replicas)])
-            replicas = [replica for name in names for replica in view.of(name)]
-            yield table_of(columns_at(self._now_s), replicas, options.max_width, header_style="dim")
-        for lines in (trouble(self._view), idleness(self._view, self._idle)):
-            if lines:
-                yield Text()
-                yield from sentences(console, lines)
-
-
-def sentences(console: Console, lines: Sequence[Text]) -> Sequence[Text]:
-    """Wrap lines on a terminal only, so that grep finds whole ones elsewhere."""
-    for line in lines:
-        line.no_wrap = not console.is_terminal
-        line.overflow = "fold" if console.is_terminal else "ignore"
-    return lines
+def draw(console: Console, view: View, now_s: float, addresses: str = "", idle: Mapping[str, str] = NONE_IDLE) -> None:
+    """Print a fleet, as wide as the console. `idle`: why a replica is given nothing, by name."""
+    parts: list[RenderableType] = [Text(addresses, style="dim")] if addresses else []
+    parts += heading(view)
+    if view.replicas:
+        names = dict.fromkeys([*(model.name for model in view.models), *(each.model for each in view.replicas)])
+        replicas = [replica for name in names for replica in view.of(name)]
+        parts += [Text(), table_of(columns_at(now_s), replicas, console.width, header_style="dim")]
+    for lines in (trouble(view), idleness(view, idle)):
+        parts += [Text(), *lines] if lines else []
+    for part in parts:  # lines are wrapped on a terminal only, so that grep finds whole ones elsewhere
+        console.print(part, crop=False, soft_wrap=isinstance(part, Text) and not console.is_terminal)
 
 
 # ---- above the table

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from fleet.commands.addresses.local_fleets import fleet_argument, locate
 from fleet.commands.client import FleetClient
-from fleet.commands.picture import Picture
+from fleet.commands.picture import draw
 from router.console.asking import Client
 from router.responses import ReplicaList
 
@@ -44,8 +44,9 @@ def status(which: str | None, fleet_key: str | None, as_json: bool) -> int:
         click.echo(answer.decode(errors="replace"))
     else:
         named = f"router{'s' * (len(where.routers) > 1)} {', '.join(where.routers)}, " if where.routers else ""
-        picture = Picture(view, time.time(), f"{named}controller {where.url}", idle_replicas(where.routers))
-        Console(highlight=False, emoji=False, markup=False).print(picture, crop=False)
+        addresses = f"{named}controller {where.url}"
+        console = Console(highlight=False, emoji=False, markup=False)
+        draw(console, view, time.time(), addresses, idle_replicas(where.routers))
     return 0 if view.complete else 1
 
 

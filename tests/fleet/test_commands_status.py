@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from fleet.commands.addresses.local_fleets import LocalFleet, process_started, record_fleet
-from fleet.commands.picture import Picture
+from fleet.commands.picture import draw
 from fleet.commands.status import status
 from fleet.commands.words import age_of
 from fleet.control.record import View
@@ -24,7 +24,7 @@ NOW_S = 1_800_000_000.0 + 3725
 def drawn(what: dict[str, Any], width: int = 80, *, terminal: bool = False) -> str:
     file = io.StringIO()
     console = Console(file=file, width=width, force_terminal=terminal, highlight=False, emoji=False, markup=False)
-    console.print(Picture(msgspec.convert(what, View), NOW_S), crop=False)
+    draw(console, msgspec.convert(what, View), NOW_S)
     return file.getvalue()
 
 
