@@ -14,8 +14,7 @@ PARTS = (
     "front",
     "fleet",
 )
-# Take long, or need what is no part of the project: other routers, traces, Chromium. Some write to docs/,
-# `terminal` with tmux.
+# Take long, or need what is no part of the project: other routers, traces, Chromium. Some write to docs/.
 BY_NAME = (
     "demo",
     "peers",

@@ -1,14 +1,8 @@
-"""Draw the pictures of docs/top.md: `warmroute top` in a terminal, on a fleet with traffic. Needs tmux.
-
-The screen is tmux's, with 80 columns and 24 lines; the picture is the same application, larger.
-"""
+"""Draw the pictures of docs/top.md: `warmroute top` on a fleet with traffic, as text and larger as a picture."""
 
 import io
-import os
 import random
 import re
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +13,7 @@ import httpx2
 from rich.console import Console
 
 from router.console.asking import Client
+from router.console.formatting import cut
 from router.console.top.app import padded
 from router.console.top.poller import Poller
 from router.console.top.screen import Screen
@@ -45,9 +40,9 @@ TALK = "where is my parcel why does this loop never end which book has a lightho
 def run(rounds: int) -> None:
     del rounds
     with up(*OPTIONS, *REPLICA) as (_, url, _began_s), traffic(url):
-        time.sleep(WARM_UP_S)
-        PAGE.write_text(SCREEN.sub(lambda found: found[1] + screen(url) + found[2], PAGE.read_text()))
-        PICTURE.write_text(picture(url, (100, 32)))
+        screen = watched(url)
+        PAGE.write_text(SCREEN.sub(lambda found: found[1] + text(screen) + found[2], PAGE.read_text()))
+        PICTURE.write_text(picture(screen, (100, 32)))
     print(f"{PAGE} has a new screen, and {PICTURE} is drawn")
 
 
@@ -86,32 +81,26 @@ def talk(url: str, number: int, ended: threading.Event) -> None:
 # ---- pictures
 
 
-def screen(url: str) -> str:
-    """Screen of `warmroute top` in a terminal of 80 columns and 24 lines."""
-    server = f"warmroute-bench-{os.getpid()}"
-    command = f"{sys.executable} -m fleet top --router {url}"
-    tmux("-L", server, "new-session", "-d", "-x", "80", "-y", "24", command)
-    try:
-        time.sleep(WARM_UP_S)
-        return tmux("-L", server, "capture-pane", "-p")
-    finally:
-        tmux("-L", server, "kill-server")
-
-
-def tmux(*arguments: str) -> str:
-    return subprocess.run(["tmux", *arguments], check=True, capture_output=True, text=True).stdout
-
-
-def picture(url: str, size: tuple[int, int]) -> str:
-    console = Console(file=io.StringIO(), record=True, width=size[0], height=size[1], force_terminal=True)
+def watched(url: str) -> Screen:
+    """A screen whose router was polled for a while."""
     with Client(url) as client:
         poller = Poller(client, 1.0)
-        screen = Screen(poller)
         for _ in range(round(WARM_UP_S)):
             poller.poll()
             time.sleep(1.0)
-        screen.lines(*size)
-        screen.press("down")
-        for line in screen.lines(*size):
-            console.print(padded(line, size[0]))
+    return Screen(poller)
+
+
+def text(screen: Screen) -> str:
+    """What a terminal of 80 columns and 24 lines shows."""
+    lines = ["".join(part for part, _ in line) for line in screen.lines(80, 24)]
+    return "".join(f"{cut(line, 80).rstrip()}\n" for line in lines)
+
+
+def picture(screen: Screen, size: tuple[int, int]) -> str:
+    console = Console(file=io.StringIO(), record=True, width=size[0], height=size[1], force_terminal=True)
+    screen.lines(*size)
+    screen.press("down")
+    for line in screen.lines(*size):
+        console.print(padded(line, size[0]))
     return FONTS.sub("", console.export_svg(title="warmroute top")).replace("Fira Code, ", "")

@@ -13,7 +13,6 @@ import pytest
 from router.console.asking import Client
 from router.console.top.poller import DECISIONS, REPLICAS, ROUTER, TIMEOUT_S, Poller, Seen
 from tests.router.loopback import Reply, Request, serving, until
-from tests.router.scripted import CHAT, MODEL, Script, chat, connect, refused_port, says, served
 
 GOOD = b'{"usage":{"prompt_tokens_details":{"cached_tokens":16}}}'
 
@@ -105,41 +104,6 @@ async def test_an_invalid_answer_counts_as_absence(path: str, answer: tuple[int,
     router.answers[f"/{path}"] = answer
     seen = await looked(router)
     assert seen.is_stale and why in (seen.silence or "")
-
-
-async def test_the_last_figures_stay_while_the_router_is_silent() -> None:
-    now_s = 0.0
-    router = FakeRouter()
-
-    async with serving(router.handle) as url:
-        poller = Poller(Client(url), 1.0, lambda: now_s)
-        assert not (await polled(poller)).is_stale
-    now_s = 5.0
-    seen = await polled(poller)
-    assert (seen.is_stale, len(seen.replicas), seen.at_s) == (True, 1, 0.0)
-    async with serving(router.handle, int(url.rpartition(":")[2])):
-        now_s = 7.0
-        seen = await polled(poller)
-        assert (seen.is_stale, len(seen.replicas), seen.at_s) == (False, 1, 7.0)
-    poller.client.close()
-
-
-async def test_a_silent_server_is_away() -> None:
-    with poller_of(f"http://127.0.0.1:{refused_port()}") as poller:
-        assert (await polled(poller)).silence is not None
-
-
-async def test_a_real_router_is_understood_in_all_of_its_answers() -> None:
-    async with served(*Script(says(GOOD)).replicas(2)) as running:
-        async with connect(running.port) as connection:
-            for _ in range(2):
-                await connection.post(CHAT, chat("Why? " * 300))
-        with poller_of(f"http://127.0.0.1:{running.port}") as poller:
-            seen = await polled(poller)
-        assert seen.silence is None and not seen.refused
-        assert sum(one.served.requests for one in seen.replicas) == 2
-        assert sum(one.served.prompt_tokens for one in seen.replicas) > 600
-        assert {one.chosen for one in seen.decisions} == {"r0", "r1"} and seen.decisions[0].model == MODEL
 
 
 async def test_a_slow_router_is_asked_less_often() -> None:
