@@ -6,6 +6,10 @@ export class Ring {
     this._points = [];
   }
 
+  push(point) {
+    this._points = [...this._points, point].slice(-this._capacity);
+  }
+
   /** Columns as the router sends them, oldest first. */
   load(columns) {
     const names = Object.keys(columns).filter((name) => Array.isArray(columns[name]));
