@@ -67,10 +67,10 @@ PARTS: Mapping[str, Part] = {
     "kernels": Part("the GPU's kernels at all shapes, interpreted and compiled", [("make", "triton-check", "CASES=")]),
     "gpu-run": Part("the GPU machine's check, on a CPU", [checks("grid", "tests/gpu")]),
     "gpu": Part("the same on a GPU", [checks("gpu", "tests")], no_gpu),
-    "properties": Part("property tests and fuzzers with many examples", [("make", "test-thorough")]),
+    "properties": Part("property tests with many examples", [("make", "test-thorough")]),
     "schemas": Part(
-        "a thousand random schemas over HTTP, each with and without a kill",
-        [(PYTHON, "-m", "tests.bench", "schemas", "--rounds", "1")],
+        "answers to a thousand random schemas, each also with its second half from another engine",
+        [("env", "WARMROUTE_RANDOM_SCHEMAS=1000", PYTHON, "-m", "pytest", "-q", "tests/replica/test_schemas.py")],
     ),
     "requests": Part(
         "generated requests against the documents of replicas and routers",

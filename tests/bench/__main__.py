@@ -11,6 +11,7 @@ PARTS = (
     "events",
     "index",
     "decisions",
+    "tokens",
     "front",
     "fleet",
 )
@@ -18,6 +19,7 @@ PARTS = (
 BY_NAME = (
     "demo",
     "peers",
+    "policies",
     "screenshots",
     "film",
     "terminal",
