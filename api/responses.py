@@ -190,15 +190,6 @@ class ModelList(Struct, kw_only=True):
     data: list[Model]
 
 
-class RetainedPrefix(Struct, kw_only=True):
-    """The blocks of a prompt, from its start, that a replica holds in its cache, and those of them that it retains."""
-
-    blocks: int  # the blocks of the whole prompt
-    cached_blocks: int
-    retained_blocks: int
-    block_size: int
-
-
 class Tokens(Struct, kw_only=True):
     count: int
     max_model_len: int

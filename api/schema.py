@@ -12,7 +12,6 @@ from api.messages.requests import CountTokensRequest, MessagesRequest
 from api.openai.engine_requests import (
     DetokenizeRequest,
     LoadAdapterRequest,
-    RetainRequest,
     TokenizeRequest,
     UnloadAdapterRequest,
 )
@@ -20,7 +19,7 @@ from api.openai.requests import MAX_PROMPTS, UNSUPPORTED, ChatRequest, Completio
 from api.openai_responses.answers import DeletedResponse, ResponseAnswer
 from api.openai_responses.requests import UNSUPPORTED as UNSUPPORTED_OF_RESPONSES
 from api.openai_responses.requests import ResponsesRequest
-from api.responses import ChatCompletion, Completion, DetokenizedPrompt, Error, ModelList, RetainedPrefix, Tokens
+from api.responses import ChatCompletion, Completion, DetokenizedPrompt, Error, ModelList, Tokens
 
 REQUESTS: tuple[type[Struct], ...] = (
     CompletionRequest,
@@ -29,7 +28,6 @@ REQUESTS: tuple[type[Struct], ...] = (
     CountTokensRequest,
     ResponsesRequest,
     TokenizeRequest,
-    RetainRequest,
     DetokenizeRequest,
     LoadAdapterRequest,
     UnloadAdapterRequest,
@@ -42,7 +40,6 @@ ANSWERS: tuple[type[Struct], ...] = (
     ResponseAnswer,
     DeletedResponse,
     Tokens,
-    RetainedPrefix,
     DetokenizedPrompt,
     ModelList,
     Error,
@@ -80,7 +77,7 @@ def _components() -> dict[str, Any]:
     _, schemas = msgspec.json.schema_components((*REQUESTS, *ANSWERS, Tool), ref_template="#/components/schemas/{name}")
     for request_type in (CompletionRequest, ChatRequest):
         _tighten_sampled(schemas[request_type.__name__])
-    for name in (ChatRequest.__name__, TokenizeRequest.__name__, RetainRequest.__name__):
+    for name in (ChatRequest.__name__, TokenizeRequest.__name__):
         schemas[name]["properties"]["tools"] |= {"anyOf": _TOOLS}
     schemas["CompletionRequest"]["properties"]["prompt"] = _PROMPT
     schemas["CompletionRequest"]["allOf"] += [_ONLY_ECHO, _NO_STREAM_OF_ECHOES]
@@ -88,7 +85,6 @@ def _components() -> dict[str, Any]:
     schemas["ChatRequest"]["allOf"] += [_ONE_ENDING, _when(("top_logprobs", "integer"), logprobs=True)]
     schemas["TokenizeRequest"] |= {"oneOf": [_given("prompt", "messages"), _given("messages", "prompt")]}
     schemas["TokenizeRequest"]["allOf"] = [_ONE_ENDING]
-    schemas["RetainRequest"] |= {"oneOf": [_given("prompt", "messages"), _given("messages", "prompt")]}
     schemas["Message"] |= {
         "anyOf": [_has("role", {"const": "assistant"}), _has("content", {"type": ["string", "array"]})]
     }

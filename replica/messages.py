@@ -81,16 +81,6 @@ class Reset(Struct, tag="reset"):
     id: int
 
 
-class RetainPrefix(Struct, tag="retain", omit_defaults=True):
-    """Give the cached blocks of a prompt up last, as if a request had used them; answered by PrefixRetained."""
-
-    id: int
-    prompt: bytes  # token ids, packed
-    ttl_s: float  # 0: no longer
-    lora_name: str | None = None
-    cache_salt: str | None = None
-
-
 class LoadAdapter(Struct, tag="load_adapter"):
     """Read an adapter's folder beside the steps; answered by AdapterChanged."""
 
@@ -146,12 +136,6 @@ class Refused(Struct, tag="refused"):
 class ResetDone(Struct, tag="reset_done"):
     id: int
     done: bool
-
-
-class PrefixRetained(Struct, tag="prefix_retained"):
-    id: int
-    cached_blocks: int  # blocks of the prompt, from its start
-    retained_blocks: int  # those among them that are retained
 
 
 class AdapterChanged(Struct, tag="adapter_changed"):
@@ -269,14 +253,14 @@ class Hello(Struct, tag="hello"):
     kv_layout: str = ""  # its blocks are of use to replicas with the same one
 
 
-ToEngine: TypeAlias = Learn | SubmitAll | Cancel | Reset | RetainPrefix | LoadAdapter | UnloadAdapter | Stop
+ToEngine: TypeAlias = Learn | SubmitAll | Cancel | Reset | LoadAdapter | UnloadAdapter | Stop
 
 
 class Loading(Struct, tag="loading"):
     """The engine's process is connected, and begins to load; sent once, before Hello."""
 
 
-FromEngine: TypeAlias = Outputs | Refused | ResetDone | PrefixRetained | AdapterChanged | Stats | Hello | Loading
+FromEngine: TypeAlias = Outputs | Refused | ResetDone | AdapterChanged | Stats | Hello | Loading
 
 encode: Callable[[ToEngine | FromEngine], bytes] = msgspec.msgpack.Encoder().encode
 decode_to_engine: Callable[[bytes], ToEngine] = msgspec.msgpack.Decoder(ToEngine).decode

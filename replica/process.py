@@ -329,8 +329,6 @@ class Loop:
             if self.publisher is not None:
                 self.publisher.publish(self.engine.take_events())
             self._send(messages.ResetDone(message.id, done))
-        elif isinstance(message, messages.RetainPrefix):
-            self._send(self.engine.retain(message))
         elif isinstance(message, messages.LoadAdapter | messages.UnloadAdapter):
             self._settle_adapters()  # an adapter may have left in the last step
             shelf = self.engine.shelf

@@ -1,4 +1,4 @@
-"""The requests of engines that the OpenAI API does not have: about tokens, retention and adapters."""
+"""The requests of engines that the OpenAI API does not have: about tokens and adapters."""
 
 from typing import Annotated, Any
 
@@ -11,12 +11,10 @@ from api.openai.requests import (
     Messages,
     Nullable,
     TokenId,
-    TokenIds,
     check_conversation,
     check_tools,
     fill_nulls,
 )
-from api.retention import MAX_TTL_S
 
 
 class TokenizeRequest(Struct, kw_only=True):
@@ -33,23 +31,14 @@ class TokenizeRequest(Struct, kw_only=True):
 
     def __post_init__(self) -> None:
         fill_nulls(self)
-        _check(self, self.add_generation_prompt, bool(self.continue_final_message))
-
-
-class RetainRequest(Struct, kw_only=True):
-    """A prompt or messages whose cached beginning is to be given up last, until nobody has used it for `ttl_s`."""
-
-    model: str
-    ttl_s: Annotated[float, Meta(ge=0, le=MAX_TTL_S)]  # 0: no longer
-    prompt: str | TokenIds | None = None
-    messages: Messages | None = None
-    tools: Nullable[list[dict[str, Any]]] = field(default_factory=list)
-    chat_template_kwargs: Nullable[dict[str, Any]] = field(default_factory=dict)
-    cache_salt: Annotated[str, Meta(min_length=1, max_length=512)] | None = None
-
-    def __post_init__(self) -> None:
-        fill_nulls(self)
-        _check(self, None, continued=False)
+        check_tools(self.tools)
+        if (self.prompt is None) == (self.messages is None):
+            found = (
+                "neither prompt nor messages is given" if self.prompt is None else "both prompt and messages are given"
+            )
+            raise invalid(f"{found}; send one of them", "prompt")
+        if self.messages is not None:
+            check_conversation(self.messages, self.add_generation_prompt, bool(self.continue_final_message))
 
 
 class LoadAdapterRequest(Struct, kw_only=True):
@@ -66,12 +55,3 @@ class UnloadAdapterRequest(Struct, kw_only=True):
 class DetokenizeRequest(Struct, kw_only=True):
     model: str | None = None
     tokens: list[TokenId]
-
-
-def _check(asked: TokenizeRequest | RetainRequest, generation_prompt: bool | None, continued: bool) -> None:
-    check_tools(asked.tools)
-    if (asked.prompt is None) == (asked.messages is None):
-        found = "neither prompt nor messages is given" if asked.prompt is None else "both prompt and messages are given"
-        raise invalid(f"{found}; send one of them", "prompt")
-    if asked.messages is not None:
-        check_conversation(asked.messages, generation_prompt, continued)

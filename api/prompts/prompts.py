@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from api.errors import ApiError, context_length, invalid, too_long
-from api.openai.engine_requests import DetokenizeRequest, RetainRequest, TokenizeRequest
+from api.openai.engine_requests import DetokenizeRequest, TokenizeRequest
 from api.openai.requests import ChatRequest, CompletionRequest, Message, SamplingFields
 from api.prompts import chatml
 from api.prompts.billing import without_billing
@@ -127,20 +127,6 @@ class Prompts:
             return self.tokenizer.encode(request.prompt, add_special_tokens=request.add_special_tokens is not False)
         text = self._conversation_text(request)
         return text if isinstance(text, list) else self._encode(text, bool(request.add_special_tokens), "messages")
-
-    def beginning(self, request: RetainRequest) -> list[int]:
-        """The token ids of a prompt to retain; of messages, without the beginning of an answer."""
-        prompt = request.prompt
-        if isinstance(prompt, list):
-            return self._checked(prompt, "prompt")
-        asked = TokenizeRequest(
-            prompt=prompt,
-            messages=request.messages,
-            add_generation_prompt=False,
-            tools=request.tools,
-            chat_template_kwargs=request.chat_template_kwargs,
-        )
-        return self._checked(self.tokenize(asked), "messages" if prompt is None else "prompt")
 
     def detokenize(self, request: DetokenizeRequest) -> str:
         self._check_ids(request.tokens, "tokens")

@@ -195,13 +195,6 @@ class BlockPool:
         """Give these named blocks up last, until nobody has used them for so long; they are in use now."""
         self._queue.append(self.retention.mark(np.array(blocks, np.intp), tenant, ttl_s))
 
-    def end_retention(self, blocks: Sequence[int]) -> None:
-        self._queue.append(self.retention.end(np.array(blocks, np.intp)))
-
-    def count_retained(self, blocks: Sequence[int]) -> int:
-        retention = self.retention
-        return int(np.count_nonzero(retention.is_marked(np.array(blocks, np.intp)))) if retention.marked else 0
-
     def expire(self, now_s: float) -> None:
         """Tell the time, and end every retention whose time is over."""
         self._queue.append(self.retention.expire(now_s))

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from api.retention import tenant_of
 from events.messages import KnownEvent
 from events.native import Load
 from replica.cache.block_pool import BlockPool
@@ -28,9 +27,7 @@ from replica.messages import (
     AdapterChanged,
     DiskCounters,
     Output,
-    PrefixRetained,
     Refused,
-    RetainPrefix,
     Stats,
     Submit,
     TierSnapshot,
@@ -266,28 +263,6 @@ class Engine:
         return done
 
     # ---- retention
-
-    def retain(self, asked: RetainPrefix) -> PrefixRetained:
-        """Retain the cached blocks of a prompt from now on, or no longer."""
-        # One token more, since a hit leaves the last token of a prompt out.
-        tokens = array("I", asked.prompt) + array("I", (0,))
-        chain = Chain(
-            tokens,
-            self.config.block_size,
-            self.config.model,
-            lora_name=asked.lora_name,
-            lora_digest=self._digests.get(asked.lora_name or "", ""),
-            cache_salt=asked.cache_salt,
-        )
-        match = self.pool.match(chain)
-        blocks = match.blocks
-        if asked.ttl_s:
-            self.pool.touch(blocks)
-            self.pool.retain(blocks, tenant_of(asked.cache_salt), asked.ttl_s)
-            self.pool.release(blocks)
-        else:
-            self.pool.end_retention(blocks)
-        return PrefixRetained(asked.id, len(blocks), self.pool.count_retained(blocks))
 
     def expire_retention(self) -> None:
         """End what has not been used for its time; to be called a few times a second."""

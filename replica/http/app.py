@@ -28,11 +28,10 @@ from api.messages.answers import MessageAnswer, TokenCount
 from api.messages.conversion import counted_chat_of
 from api.messages.models import listed, shown
 from api.messages.requests import CountTokensRequest, MessagesRequest
-from api.native import FRAMES_TYPE, pack_ids
+from api.native import FRAMES_TYPE
 from api.openai.engine_requests import (
     DetokenizeRequest,
     LoadAdapterRequest,
-    RetainRequest,
     TokenizeRequest,
     UnloadAdapterRequest,
 )
@@ -42,7 +41,7 @@ from api.openai_responses.answers import DeletedResponse, ResponseAnswer
 from api.openai_responses.requests import REFERENCE, ResponsesRequest, response_of
 from api.parsing.formats import answer_formats
 from api.prompts.prompts import Prompts
-from api.responses import ChatCompletion, Completion, DetokenizedPrompt, Model, ModelList, RetainedPrefix, Tokens
+from api.responses import ChatCompletion, Completion, DetokenizedPrompt, Model, ModelList, Tokens
 from replica.config import ReplicaConfig
 from replica.grammar.checker import Checker
 from replica.grammar.vocabulary import packed_vocabulary
@@ -259,22 +258,6 @@ class Endpoints:
             raise ApiError(409, message, code="cache_in_use")
         return json_response(DONE)
 
-    async def retain(self, request: Request) -> Response:
-        """Retain the cached blocks of a prompt, or no longer; nothing is computed for it."""
-        self._open()
-
-        def beginning() -> tuple[RetainRequest, list[int]]:
-            asked = read(body, RetainRequest)
-            self.reader.check_model(asked.model)
-            return asked, self.prompts.beginning(asked)
-
-        async with self.reader.body(request) as body:
-            asked, tokens = await self.reader.aside(request, len(body), beginning)
-        adapter, block_size = self.reader.adapter(asked.model), self.config.engine.block_size
-        found = await self.engine.retain(pack_ids(tokens), asked.ttl_s, adapter, asked.cache_salt)
-        counts = {"cached_blocks": found.cached_blocks, "retained_blocks": found.retained_blocks}
-        return json_response(RetainedPrefix(blocks=len(tokens) // block_size, block_size=block_size, **counts))
-
     async def health(self, _: Request) -> Response:
         return json_response(DONE)
 
@@ -355,7 +338,6 @@ ROUTES = (
     _route(POST, "/tokenize", CLIENT, Endpoints.tokenize, TokenizeRequest, Tokens),
     _route(POST, "/detokenize", CLIENT, Endpoints.detokenize, DetokenizeRequest, DetokenizedPrompt),
     _route(GET, "/tokenizer_info", CLIENT, Endpoints.tokenizer_info),
-    _route(POST, "/retain", CLIENT, Endpoints.retain, RetainRequest, RetainedPrefix),
     _route(POST, "/reset_prefix_cache", CLIENT, Endpoints.reset_prefix_cache),
     _route(POST, "/v1/load_lora_adapter", CLIENT, Endpoints.load_lora_adapter, LoadAdapterRequest),
     _route(POST, "/v1/unload_lora_adapter", CLIENT, Endpoints.unload_lora_adapter, UnloadAdapterRequest),

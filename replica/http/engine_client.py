@@ -264,14 +264,6 @@ class EngineClient:
         answer: messages.ResetDone = await self._ask(messages.Reset(self.new_id()))
         return answer.done
 
-    async def retain(
-        self, prompt: bytes, ttl_s: float, lora_name: str | None, cache_salt: str | None
-    ) -> messages.PrefixRetained:
-        """Have the cached blocks of a prompt given up last for this time; 0 ends it."""
-        asked = messages.RetainPrefix(self.new_id(), prompt, ttl_s, lora_name=lora_name, cache_salt=cache_salt)
-        found: messages.PrefixRetained = await self._ask(asked)
-        return found
-
     async def load_adapter(self, name: str, folder: str) -> str:
         """Load a LoRA adapter; return why it could not be, or nothing."""
         answer: messages.AdapterChanged = await self._ask(messages.LoadAdapter(self.new_id(), name, folder))
@@ -282,9 +274,7 @@ class EngineClient:
         answer: messages.AdapterChanged = await self._ask(messages.UnloadAdapter(self.new_id(), name))
         return answer.error
 
-    async def _ask(
-        self, question: messages.Reset | messages.RetainPrefix | messages.LoadAdapter | messages.UnloadAdapter
-    ) -> Any:
+    async def _ask(self, question: messages.Reset | messages.LoadAdapter | messages.UnloadAdapter) -> Any:
         if self._death.done():
             raise EngineDied(self._death.result())
         answer = self._asked[question.id] = self._loop.create_future()
@@ -347,7 +337,7 @@ class EngineClient:
                 if stream is not None:
                     stream.open.discard(id)
                     stream.fail(EngineRefused(message))
-            case messages.ResetDone(id) | messages.PrefixRetained(id) | messages.AdapterChanged(id):
+            case messages.ResetDone(id) | messages.AdapterChanged(id):
                 asked = self._asked.pop(id, None)
                 if asked is not None and not asked.done():
                     asked.set_result(message)

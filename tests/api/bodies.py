@@ -9,7 +9,6 @@ from api.messages.requests import CountTokensRequest, MessagesRequest
 from api.openai.engine_requests import (
     DetokenizeRequest,
     LoadAdapterRequest,
-    RetainRequest,
     TokenizeRequest,
     UnloadAdapterRequest,
 )
@@ -43,7 +42,6 @@ REQUIRED: dict[type[Struct], dict[str, Any]] = {
     CountTokensRequest: {"model": "demo", "messages": [{"role": "user", "content": "Hello"}]},
     ResponsesRequest: {"model": "demo", "input": "Hello"},
     TokenizeRequest: {"prompt": "Hello"},
-    RetainRequest: {"model": "demo", "prompt": "Hello", "ttl_s": 60},
     DetokenizeRequest: {"tokens": [1, 2]},
     LoadAdapterRequest: {"lora_name": "sql", "lora_path": "adapters/sql"},
     UnloadAdapterRequest: {"lora_name": "sql"},

@@ -1,6 +1,5 @@
 """Prefixes that Anthropic's own client marks with `cache_control`, in real replicas with a small cache."""
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -106,38 +105,3 @@ def test_a_tenant_keeps_no_more_than_its_share_and_harms_no_other(small: Replica
     press(small)
     assert ask(small, book("theirs"), salt="them").cache_read_input_tokens >= 320
     assert ask(small, book("mine 4"), salt="me").cache_read_input_tokens >= 320
-
-
-def test_an_operator_retains_what_is_cached_until_the_time_is_over(small: Replica) -> None:
-    text = book("kept")
-    ask(small, text)
-    asked = {"model": MODEL, "messages": [{"role": "system", "content": text}]}
-    found = small.post("/retain", asked | {"ttl_s": 60})
-    assert found.json == {"blocks": 20, "cached_blocks": 20, "retained_blocks": 20, "block_size": SIZE}
-    press(small)
-    assert ask(small, text).cache_read_input_tokens >= 320
-    assert small.post("/retain", asked | {"ttl_s": 0}).json["retained_blocks"] == 0
-    assert small.post("/retain", asked | {"ttl_s": 0.01}).json["retained_blocks"] == 20
-    wait_retained(small, 0)
-
-    def is_evicted() -> bool:
-        press(small)
-        return bool(ask(small, text).cache_read_input_tokens < SIZE)
-
-    wait_until(is_evicted, "it is evicted as any other")  # not by what was asked before the time was over
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"ttl_s": -1, "prompt": "x"}, "ttl_s"),
-        ({"ttl_s": 1e9, "prompt": "x"}, "ttl_s"),
-        ({"ttl_s": 1}, "neither prompt nor messages"),
-        ({"ttl_s": 1, "prompt": [2**31]}, "token id"),
-        ({"ttl_s": 1, "prompt": "x", "model": "other"}, "other"),
-    ],
-)
-def test_what_cannot_be_retained_is_refused_by_name(small: Replica, wrong: dict[str, Any], said: str) -> None:
-    answer = small.post("/retain", {"model": MODEL} | wrong)
-    assert answer.status in (400, 404)
-    assert said in json.dumps(answer.error)

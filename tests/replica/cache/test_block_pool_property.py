@@ -32,7 +32,6 @@ tokens = st.lists(st.integers(0, 1), min_size=1, max_size=14)
 loras, salts = (st.sampled_from([None, None, None, "x"]) for _ in range(2))
 images: st.SearchStrategy[dict[int, list[ExtraKey]]] = st.sampled_from([{}, {}, {0: [("cat", 0)]}, {1: [b"dog"]}])
 indices = st.integers(0, 100)
-ttls = st.sampled_from([0.0, 3.0, 10.0])
 
 
 class Held(NamedTuple):
@@ -182,13 +181,6 @@ class Model:
         self.resting.remove(rest)
         del self.marks[rest[-1]]
         self.queue.append(rest[-1])
-
-    def end_retention(self, blocks: Iterable[int]) -> None:
-        ended = set(blocks)
-        for rest in sorted(self.resting):
-            if rest[-1] in ended:
-                self.let_go(rest)
-        self.marks = {block: mark for block, mark in self.marks.items() if block not in ended}
 
     def expire(self, now_s: float) -> None:
         self.now_s = now_s
@@ -381,23 +373,6 @@ class World(RuleBasedStateMachine):
         blocks = request.blocks[: min(count, request.chain.named)]
         self.pool.retain(blocks, request.chain.cache_salt, ttl_s)
         self.model.retain(blocks, request.chain.cache_salt, ttl_s)
-
-    @precondition(lambda self: self.past)
-    @rule(which=indices, ttl_s=ttls)
-    def retain_what_is_cached(self, which: int, ttl_s: float) -> None:
-        """Retain a prefix without a request, as an operator does, or end its retention."""
-        chain = self.past[which % len(self.past)]
-        request = Held(chain, self.pool.match(chain).blocks)
-        if not ttl_s:
-            self.pool.end_retention(request.blocks)
-            self.model.end_retention(request.blocks)
-            return
-        self.pool.touch(request.blocks)
-        assert self.model.take(request.blocks, 0) is not None
-        self.pool.retain(request.blocks, chain.cache_salt, ttl_s)
-        self.model.retain(request.blocks, chain.cache_salt, ttl_s)
-        self.pool.release(request.blocks)
-        self.model.release(request.blocks)
 
     @rule(seconds=st.sampled_from([1, 5, 20]))
     def time_passes(self, seconds: int) -> None:

@@ -71,13 +71,6 @@ def test_it_is_asked_for_as_a_model(replica: Native) -> None:
     assert '"first"' in unknown.error["message"]
 
 
-def test_its_prompts_are_retained_apart(replica: Native) -> None:
-    asked = {"ttl_s": 60, "prompt": PROMPT}
-    replica.post("/v1/completions", completion(PROMPT, model="first", cache_salt="retained"))
-    found = [replica.post("/retain", asked | {"model": name, "cache_salt": "retained"}) for name in ("first", "model")]
-    assert [answer.json["retained_blocks"] for answer in found] == [4, 0]
-
-
 def test_it_is_loaded_and_unloaded_at_run_time(replica: Native) -> None:
     done = change(replica, LOAD, "sql", f"{MODEL} all")
     assert (done.status, done.body) == (200, b"Success: LoRA adapter 'sql' added successfully.")
