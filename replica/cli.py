@@ -3,7 +3,6 @@
 import logging
 import os
 import signal
-import threading
 import time
 from pathlib import Path
 
@@ -105,16 +104,11 @@ def note(line: str) -> None:
 
 
 def end_at_once() -> None:
-    """Whole files are kept, so nothing is waited for, nor for the main thread, which may be in a call without an end.
+    """Whole files are kept, so nothing is waited for. A container's first process ignores SIGTERM without a handler."""
 
-    A container's first process ignores SIGTERM, unless that is waited for.
-    """
-    numbers = (signal.SIGTERM, signal.SIGINT)
-
-    def end() -> None:
-        number = signal.sigwait(numbers)
+    def end(number: int, _: object) -> None:
         os.write(2, b"\nEnded; the same command keeps the files that are whole.\n")
         os._exit(128 + number)
 
-    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)  # this counts for threads, too, that begin later
-    threading.Thread(target=end, daemon=True).start()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)

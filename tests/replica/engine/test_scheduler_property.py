@@ -9,10 +9,8 @@ from functools import lru_cache
 from typing import Any
 
 import pytest
-from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from events.cache.resolver import Resolver
 from replica.cache.block_pool import BlockPool
@@ -23,6 +21,7 @@ from replica.engine.engine import Engine
 from replica.messages import Output
 from replica.runners.request import Scheduled
 from replica.runners.runner import SampledToken
+from tests.replica.careless import run_careless
 from tests.replica.engines import MODEL, RememberingRunner, drain, engine, submit
 
 EOS = 2
@@ -250,9 +249,5 @@ class Shifted(BlockPool):
     ],
 )
 def test_the_property_fails_for_an_engine_with_a_broken_pool(broken: type[BlockPool]) -> None:
-    careless = type("CarelessWorld", (World,), {"pool_type": broken})
-    quick = settings(
-        max_examples=400, phases=(Phase.generate,), database=None, report_multiple_bugs=False, derandomize=True
-    )
     with pytest.raises((AssertionError, ValueError)):  # the last steps of an example may stumble over the first fault
-        run_machine(careless, settings=quick)
+        run_careless(World, pool_type=broken)

@@ -7,10 +7,8 @@ or too late, cannot hide behind right tokens.
 from random import Random
 
 import pytest
-from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
-from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from events.cache.resolver import Resolver
 from events.mirror import Mirror
@@ -21,6 +19,7 @@ from replica.engine.scheduler import Batch
 from replica.messages import KVSource
 from replica.runners.request import Request
 from replica.tiers.transfers import Transfers
+from tests.replica.careless import run_careless
 from tests.replica.engine.test_scheduler_property import MODEL_LEN, SAME, StrictRunner, World, indices, prompts
 from tests.replica.engines import MODEL
 from tests.replica.test_ahead_property import StrictAheadRunner
@@ -226,8 +225,5 @@ def test_the_property_fails_without_a_precaution(
     monkeypatch: pytest.MonkeyPatch, world: type[TieredWorld], owner: type, name: str, careless: object
 ) -> None:
     monkeypatch.setattr(owner, name, careless)
-    quick = settings(
-        max_examples=400, phases=(Phase.generate,), database=None, report_multiple_bugs=False, derandomize=True
-    )
     with pytest.raises(AssertionError):
-        run_machine(type("CarelessWorld", (world,), {}), settings=quick)
+        run_careless(world)

@@ -10,10 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
-from hypothesis.stateful import run_state_machine_as_test as run_machine
 from numpy.typing import NDArray
 
 from events.cache.resolver import Resolver
@@ -26,6 +24,7 @@ from replica.cache.moves import Save, Write, Written
 from replica.cache.tier import Tier
 from router.placement.index import PrefixIndex
 from tests.replica.cache.test_block_pool_property import MODEL, Content, Held, Model, World, indices, keys_of
+from tests.replica.careless import run_careless
 
 
 class Entry(NamedTuple):
@@ -489,8 +488,5 @@ def test_the_property_fails_without_a_precaution(
     monkeypatch: pytest.MonkeyPatch, world: type[TieredWorld], owner: type, name: str, careless: object
 ) -> None:
     monkeypatch.setattr(owner, name, careless)
-    quick = settings(
-        max_examples=400, phases=(Phase.generate,), database=None, report_multiple_bugs=False, derandomize=True
-    )
     with pytest.raises(AssertionError):
-        run_machine(type("CarelessWorld", (world,), {}), settings=quick)
+        run_careless(world)
