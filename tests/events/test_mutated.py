@@ -78,7 +78,7 @@ def mutated(draw: st.DrawFn) -> bytes:
 
 
 @given(st.lists(mutated(), min_size=1, max_size=12), st.booleans())
-@settings(max_examples=10 * settings().max_examples)
+@settings(max_examples=10 * min(500, settings().max_examples))
 def test_no_changed_payload_breaks_the_decoder_or_the_resolver(sent: list[bytes], native: bool) -> None:
     resolver, tolerant = Resolver(native=native, orphan_limit=1000), Decoder()
     tolerant.decode(msgspec.msgpack.encode([0.0, [["AllBlocksCleared"]]]))
