@@ -53,12 +53,7 @@ class ReplicaReplay:
 class ReplayState:
     def __init__(self, policy: str = CONFIG.policy, **options: Any) -> None:
         """`options`: of the placement, beside those that a router takes from its configuration."""
-        self.placement = Placement(
-            policy,
-            optimistic_ttl_s=CONFIG.optimistic_ttl_s,
-            first_token_timeout_s=CONFIG.first_token_timeout_s,
-            **options,
-        )
+        self.placement = Placement(policy, first_token_timeout_s=CONFIG.first_token_timeout_s, **options)
         self.placed: dict[int, Placed] = {}  # requests at replicas, by the caller's number
         self._rings: dict[tuple[str, ...], Ring] = {}
 

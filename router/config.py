@@ -63,9 +63,7 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     replica_limit: int = 512  # this router's requests at one replica, and its peers'; 0: no limit
     queue_size: int = 1024
     queue_timeout_s: float = 30.0
-    optimistic_ttl_s: float = 30.0
     message_cache_bytes: int = 64 * MEGABYTE
-    accuracy_objective: float = 0.999
     prefill_elsewhere: Mode = "auto"
     pass_kv_transfer_params: bool = False  # clients' own are passed on
     # Other routers

@@ -123,7 +123,7 @@ class Learning:
         for rank in ranks:
             if rank.spec.name not in server.names:
                 load = self.placement.add(rank.spec.name, limit=self.config.replica_limit)
-                member = Member(rank.spec, load, server, Accuracy(self.config.accuracy_objective))
+                member = Member(rank.spec, load, server, Accuracy())
                 self.members.by_name[member.name] = member
                 server.join(member)
 

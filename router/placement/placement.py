@@ -30,7 +30,7 @@ class Placement:
         self,
         policy: str,
         *,
-        optimistic_ttl_s: float,
+        optimistic_ttl_s: float = 30.0,
         first_token_timeout_s: float,
         approximate_blocks: int = USUAL_BLOCKS,
         optimistic: bool = True,

@@ -346,12 +346,7 @@ def assembled(
     tokenizers = Tokenizers(
         config.model_dirs, config.chat_templates, config.message_cache_bytes, config.special_tokens_in_text
     )
-    placement = Placement(
-        config.policy,
-        optimistic_ttl_s=config.optimistic_ttl_s,
-        first_token_timeout_s=config.first_token_timeout_s,
-        seed=seed,
-    )
+    placement = Placement(config.policy, first_token_timeout_s=config.first_token_timeout_s, seed=seed)
     feeds = Feeds(placement.index, lambda name, status: upkeep.heard(name, status), clock)
     router = Router(config, Members(tokenizers.of, config.expected_models), feeds, placement, admission)
     upkeep = upkeep_of(router, tokenizers, seed)

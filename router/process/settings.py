@@ -175,17 +175,11 @@ SETTINGS: dict[str, list[Setting]] = {
             click.IntRange(0, LARGEST), "Maximum number of requests waiting for room; more are refused with status 429."
         ),
         queue_timeout=_row(AT_LEAST_0, "How long a request may wait there."),
-        optimistic_ttl=_key(
-            AT_LEAST_0, "How long a prompt counts as cached where it was sent, until events confirm it."
-        ),
         message_cache_mb=_key(
             FiniteRange(0, LARGEST),
             "Memory for the token ids of messages seen before, for each model.",
             metavar="MB",
             default=RouterConfig().message_cache_bytes / MEGABYTE,
-        ),
-        accuracy_objective=_key(
-            FiniteRange(0, 1), "Share of answers whose cached tokens must match the prediction.", metavar="FRACTION"
         ),
         prefill_elsewhere=_key(
             click.Choice(get_args(Mode)),

@@ -55,7 +55,7 @@ class World:
     def __init__(self, ours: Prompts, theirs: Prompts | None = None, *, shows: bool = True) -> None:
         self.tokens = Tokens("m", ours, strict=False, engine="vllm")
         self.engine = Engine(theirs or ours)
-        self.placement = Placement("cost", optimistic_ttl_s=30.0, first_token_timeout_s=300.0)
+        self.placement = Placement("cost", first_token_timeout_s=300.0)
         self.now_s = 0.0
         self.verification = Verification(self.engine.answer, self.placement, lambda: self.now_s, shows)
         self.member = self.replica("r0")
