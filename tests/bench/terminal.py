@@ -92,7 +92,7 @@ def watched(url: str) -> Screen:
 
 
 def text(screen: Screen) -> str:
-    """What a terminal of 80 columns and 24 lines shows."""
+    """The screen on a terminal of 80 columns and 24 lines."""
     lines = ["".join(part for part, _ in line) for line in screen.lines(80, 24)]
     return "".join(f"{cut(line, 80).rstrip()}\n" for line in lines)
 
