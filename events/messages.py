@@ -234,7 +234,21 @@ class Decoder:
 
     def _event(self, raw: object) -> Event:
         try:
-            name, fields = _named_fields(raw)
+            if isinstance(raw, dict):
+                name, fields = raw.pop("type", None), raw
+                if not isinstance(name, str):
+                    raise ValueError(f"an event's type is {_shape(name)}, not a string")
+            elif isinstance(raw, list) and raw and isinstance(raw[0], str):
+                name, values = raw[0], raw[1:]
+                names = _ARRAY_FIELDS.get(name, ())
+                if name == "BlockStored" and len(values) > 6 and isinstance(values[6], dict):
+                    names = (*names[:6], "metadata")  # SGLang 0.5.18 sends its metadata where vLLM has lora_name
+                fields = dict(zip(names, values, strict=False))
+                if len(values) > len(names) and name in _ARRAY_FIELDS:
+                    fields[f"[{len(names) + 1}:]"] = values[len(names) :]
+            else:
+                what = "a map with a type, or an array that starts with it"
+                raise ValueError(f"an event is {what}; this is {_shape(raw)}")
             event_type = _EVENT_TYPES.get(name)
             if event_type is None:
                 _count(self.unknown_types, name)
@@ -286,24 +300,6 @@ def _unpacked(event: _StoredLarge, skim: bool) -> BlockStored:
             raise
         fields["token_ids"] = _decode_token_ids(event.token_ids)
     return BlockStored(**fields)
-
-
-def _named_fields(raw: object) -> tuple[str, dict[str, Any]]:
-    if isinstance(raw, dict):
-        name = raw.pop("type", None)
-        if not isinstance(name, str):
-            raise ValueError(f"an event's type is {_shape(name)}, not a string")
-        return name, raw
-    if not isinstance(raw, list) or not raw or not isinstance(raw[0], str):
-        raise ValueError(f"an event is a map with a type, or an array that starts with it; this is {_shape(raw)}")
-    name, values = raw[0], raw[1:]
-    names = _ARRAY_FIELDS.get(name, ())
-    if name == "BlockStored" and len(values) > 6 and isinstance(values[6], dict):
-        names = (*names[:6], "metadata")  # SGLang 0.5.18 sends its metadata where vLLM has lora_name
-    fields = dict(zip(names, values, strict=False))
-    if len(values) > len(names) and name in _ARRAY_FIELDS:
-        fields[f"[{len(names) + 1}:]"] = values[len(names) :]
-    return name, fields
 
 
 def _count(counter: Counter[str], name: str) -> None:

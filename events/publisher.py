@@ -174,40 +174,37 @@ class Publisher:
 
     def _run(self) -> None:
         try:
-            self._serve()
+            while True:
+                # Order matters: an item queued before it is set is seen here, one queued after it writes the pipe.
+                self._sleeping = True
+                waits = [0.0 if self._queue else None, self._transfers.wait_s()]
+                if self._to_inspect:
+                    waits.append(max(0.0, self._inspect_at_s - time.monotonic()))
+                wait_ms = min((math.ceil(wait_s * 1000) for wait_s in waits if wait_s is not None), default=None)
+                ready = dict(self._poller().poll(wait_ms))
+                self._sleeping = False
+                if self._wake_read in ready:
+                    os.read(self._wake_read, 4096)
+                self._watch_peers(ready)
+                for bound in (self._replays, self._snapshots):
+                    if bound is not None and bound.socket in ready:
+                        self._transfers.receive(bound.socket)
+                self._transfers.turn()
+                for _ in range(min(len(self._queue), BATCHES_PER_TURN)):
+                    item = self._queue.popleft()
+                    if item is None:
+                        return
+                    if not isinstance(item, Load):
+                        self._send_batch(*item)
+                    elif self._status is not None and self._mirror is not None:
+                        blocks, folded = self._mirror.digest()
+                        status = Status(self.incarnation, self.seq, time.time(), blocks, folded, item)
+                        self._status.socket.send_multipart((self._topic, encode_native(status)))
         except Exception as error:  # the thread ends here: nobody further up could see it
             self.failed = error
             self._queue.clear()
             log.exception("publishing KV events has stopped; consumers will treat this replica as gone")
             self._shut()
-
-    def _serve(self) -> None:
-        while True:
-            # Order matters: an item queued before `_sleeping` is set is seen here, one queued after it writes the pipe.
-            self._sleeping = True
-            waits = [0.0 if self._queue else None, self._transfers.wait_s()]
-            if self._to_inspect:
-                waits.append(max(0.0, self._inspect_at_s - time.monotonic()))
-            wait_ms = min((math.ceil(wait_s * 1000) for wait_s in waits if wait_s is not None), default=None)
-            ready = dict(self._poller().poll(wait_ms))
-            self._sleeping = False
-            if self._wake_read in ready:
-                os.read(self._wake_read, 4096)
-            self._watch_peers(ready)
-            for bound in (self._replays, self._snapshots):
-                if bound is not None and bound.socket in ready:
-                    self._transfers.receive(bound.socket)
-            self._transfers.turn()
-            for _ in range(min(len(self._queue), BATCHES_PER_TURN)):
-                item = self._queue.popleft()
-                if item is None:
-                    return
-                if not isinstance(item, Load):
-                    self._send_batch(*item)
-                elif self._status is not None and self._mirror is not None:
-                    blocks, folded = self._mirror.digest()
-                    status = Status(self.incarnation, self.seq, time.time(), blocks, folded, item)
-                    self._status.socket.send_multipart((self._topic, encode_native(status)))
 
     def _poller(self) -> zmq.Poller:
         """Leave requests beyond the rate unread: they wait at their senders."""

@@ -230,7 +230,12 @@ def _accepted(layout: Layout, keys: Sequence[int], masks_of: MasksOf, slots: int
         if rule == STATE:
             own = masks_of(number, keys[step - 1 :: step])
         elif rule == WINDOW:
-            own = _runs(masks_of(number, keys[units - 1 :: units]), blocks)
+            own, width = masks_of(number, keys[units - 1 :: units]), 1
+            # A mask stands for itself and those of the blocks before it, so many together; near the start for fewer.
+            while width < min(blocks, len(own)):
+                shift = min(width, blocks - width)
+                own = [*own[:shift], *map(and_, islice(own, shift, None), own)]
+                width += shift
             own = own[step // units - 1 :: step // units]
         elif layout.parts:
             # Prefixes of whole blocks and then of a part of one. A held block covers its shorter parts, too.
@@ -248,13 +253,3 @@ def _accepted(layout: Layout, keys: Sequence[int], masks_of: MasksOf, slots: int
         if not accepted:
             break
     return accepted
-
-
-def _runs(masks: list[int], blocks: int) -> list[int]:
-    """Each mask and those of the blocks before it, so many together; near the start those that there are."""
-    width = 1
-    while width < min(blocks, len(masks)):
-        shift = min(width, blocks - width)
-        masks = [*masks[:shift], *map(and_, islice(masks, shift, None), masks)]
-        width += shift
-    return masks

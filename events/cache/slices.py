@@ -57,23 +57,20 @@ def _pieces(event: Event, size: int, blocks: int) -> Iterator[Event]:
         if event.parent_block_hash is None:  # whoever doubts its hashes compares the first piece with its tokens
             with suppress(ValueError):
                 event = decode_tokens(event)
-        for start in range(0, size, blocks):
-            yield _stored_piece(event, start, start + blocks)
-
-
-def _stored_piece(event: BlockStored, start: int, end: int) -> BlockStored:
-    """Some blocks of the event; each piece is the parent of the next one."""
-    hashes, tokens, size = event.block_hashes, event.token_ids, event.block_size
-    own: dict[str, Any] = {
-        "block_hashes": hashes[start:end],
-        "parent_block_hash": hashes[start - 1] if start else event.parent_block_hash,
-        "extra_keys": event.extra_keys[start:end] if event.extra_keys else None,
-        "mm_keys": event.mm_keys[start:end] if event.mm_keys else None,
-        "lookahead_token_ids": event.lookahead_token_ids[start:end] if event.lookahead_token_ids else None,
-    }
-    if isinstance(tokens, Raw):  # not decoded because nobody looks at them
-        return replace(event, **own)
-    if tokens:
-        paired = len(tokens) == size * len(hashes)
-        own["token_ids"] = tokens[start * size : end * size] if paired else _NOT_PAIRED
-    return StoredPiece(**asdict(event) | own, start=start)
+        hashes, tokens, block_size = event.block_hashes, event.token_ids, event.block_size
+        for start in range(0, size, blocks):  # each piece is the parent of the next one
+            end = start + blocks
+            own: dict[str, Any] = {
+                "block_hashes": hashes[start:end],
+                "parent_block_hash": hashes[start - 1] if start else event.parent_block_hash,
+                "extra_keys": event.extra_keys[start:end] if event.extra_keys else None,
+                "mm_keys": event.mm_keys[start:end] if event.mm_keys else None,
+                "lookahead_token_ids": event.lookahead_token_ids[start:end] if event.lookahead_token_ids else None,
+            }
+            if isinstance(tokens, Raw):  # not decoded because nobody looks at them
+                yield replace(event, **own)
+                continue
+            if tokens:
+                paired = len(tokens) == block_size * len(hashes)
+                own["token_ids"] = tokens[start * block_size : end * block_size] if paired else _NOT_PAIRED
+            yield StoredPiece(**asdict(event) | own, start=start)

@@ -175,7 +175,14 @@ class Recording:
                     raise msgspec.DecodeError("the frame is not whole")
                 record = decode(body)
             except msgspec.DecodeError:
-                offset = self._skip(offset)
+                found = self._data.find(MARK, offset + 1)
+                while found >= 0 and self._body(found) is None:
+                    found = self._data.find(MARK, found + 1)
+                what = "damaged; it was skipped"
+                if found < 0:
+                    found, what = self.size, "the end is cut off or damaged; it was left out"
+                self._damage[offset] = Damage(offset, found - offset, what)
+                offset = found
                 continue
             offset += HEAD_BYTES + len(body)
             if number in (None, record.source):
@@ -211,17 +218,6 @@ class Recording:
         body = data[start : start + length]
         whole = len(body) == length and zlib.crc32(body) == int.from_bytes(data[offset + 8 : start], "little")
         return body if whole and start <= self.size else None
-
-    def _skip(self, offset: int) -> int:
-        """Note the damage at this offset; return the offset of the next whole frame."""
-        found = self._data.find(MARK, offset + 1)
-        while found >= 0 and self._body(found) is None:
-            found = self._data.find(MARK, found + 1)
-        if found < 0:
-            self._damage[offset] = Damage(offset, self.size - offset, "the end is cut off or damaged; it was left out")
-            return self.size
-        self._damage[offset] = Damage(offset, found - offset, "damaged; it was skipped")
-        return found
 
 
 def feed_record(view: CacheView, record: Record) -> None:

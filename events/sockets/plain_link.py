@@ -58,7 +58,13 @@ class PlainLink(Link, asyncio.Protocol):
             return
         self._transport = transport
         self._zmtp = Zmtp(b"DEALER" if self._topic is None else b"SUB", self._most_bytes)
-        _keep_alive(transport.get_extra_info("socket"))
+        connected: network.socket = transport.get_extra_info("socket")
+        if connected.family != network.AF_UNIX:  # a peer may be gone without a word, as at a cut cable
+            connected.setsockopt(network.SOL_SOCKET, network.SO_KEEPALIVE, 1)
+            names = "TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT"
+            for name, value in zip(names, (*KEEPALIVE_S, UNANSWERED_MS), strict=True):
+                with suppress(AttributeError, OSError):  # not every system has all of them
+                    connected.setsockopt(network.IPPROTO_TCP, getattr(network, name), value)
         transport.write(self._zmtp.opening)
         self._later(HANDSHAKE_S, transport.abort)
 
@@ -109,14 +115,3 @@ class PlainLink(Link, asyncio.Protocol):
             self._is_made()
         if messages and self._transport is transport and not self._closed:
             self._receive(messages)
-
-
-def _keep_alive(connected: network.socket) -> None:
-    """Notice a peer that is gone without a word, as at a cut cable."""
-    if connected.family == network.AF_UNIX:
-        return
-    connected.setsockopt(network.SOL_SOCKET, network.SO_KEEPALIVE, 1)
-    names = "TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT"
-    for name, value in zip(names, (*KEEPALIVE_S, UNANSWERED_MS), strict=True):
-        with suppress(AttributeError, OSError):  # not every system has all of them
-            connected.setsockopt(network.IPPROTO_TCP, getattr(network, name), value)
