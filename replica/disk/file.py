@@ -10,7 +10,7 @@ import mmap
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
@@ -183,12 +183,7 @@ class DiskFile:
 
     def recover(self) -> Recovery:
         """Read all headers. A payload is verified when it is read."""
-        found = list(self._valid_headers())
-        # Above the clock, too: a header that cannot be read today may name a number that somebody gave to its parent.
-        highest = max((each.record.identity for each in found), default=0)
-        return Recovery(list(findable(found)), max(highest, time.time_ns()))
-
-    def _valid_headers(self) -> Iterator[Recovered]:
+        found: list[Recovered] = []
         size = self.layout.header_bytes
         table = memoryview(bytearray(self.layout.table_bytes))
         for first in range(0, self.num_slots, GROUP_SLOTS):
@@ -201,7 +196,10 @@ class DiskFile:
             for index in range(min(GROUP_SLOTS, self.num_slots - first)):
                 header = self.layout.decode_header(table[index * size : (index + 1) * size], self._generation)
                 if header is not None:
-                    yield Recovered(first + index, header.record)
+                    found.append(Recovered(first + index, header.record))
+        # Above the clock, too: a header that cannot be read today may name a number that somebody gave to its parent.
+        highest = max((each.record.identity for each in found), default=0)
+        return Recovery(list(findable(found)), max(highest, time.time_ns()))
 
     # ---- write
 

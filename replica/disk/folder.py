@@ -10,7 +10,6 @@ import logging
 import os
 import re
 import stat
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -142,7 +141,13 @@ class DiskFolder:
 
     def _remove_one(self, fingerprint: str) -> bool:
         """Remove the idle file that was used longest ago, one of another fingerprint if there is any."""
-        idle = sorted(self._idle_files(), key=lambda file: (file.fingerprint == fingerprint, file.used_at_ns))
+        idle = []
+        for name in sorted(os.listdir(self._descriptor)):
+            if (named := NAME.fullmatch(name)) and (descriptor := self._lock(name)) is not None:
+                found = os.fstat(descriptor)
+                os.close(descriptor)
+                idle.append(IdleFile(name, named[1], found.st_mtime_ns, found.st_blocks * 512))
+        idle.sort(key=lambda file: (file.fingerprint == fingerprint, file.used_at_ns))
         for file in idle:
             if (descriptor := self._lock(file.name)) is not None:
                 os.unlink(file.name, dir_fd=self._descriptor)
@@ -151,14 +156,6 @@ class DiskFolder:
                 log.warning("removed %s (%.1f GB), which no replica uses, to make room", gone, file.disk_bytes / 1e9)
                 return True
         return False
-
-    def _idle_files(self) -> Iterator[IdleFile]:
-        for name in sorted(os.listdir(self._descriptor)):
-            if not (named := NAME.fullmatch(name)) or (descriptor := self._lock(name)) is None:
-                continue
-            found = os.fstat(descriptor)
-            os.close(descriptor)
-            yield IdleFile(name, named[1], found.st_mtime_ns, found.st_blocks * 512)
 
 
 def _resize(descriptor: int, size: int) -> None:

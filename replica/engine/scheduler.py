@@ -187,21 +187,18 @@ class Scheduler:
                 self.transfers.taken()
                 break
             victim = self.running[-1]
-            self._preempt(victim)
+            assert victim.launched == victim.computed, f"request {victim.id} is preempted while it is computed"
+            self._stop_running(victim)
+            victim.uncached_tokens = victim.remaining  # it will find the rest, if nobody takes it in between
+            victim.computed = victim.launched = 0
+            if not victim.generated:
+                victim.prompt_logprobs.clear()  # it computes its whole prompt again
+            victim.preemptions += 1
+            self.preemptions += 1
+            heappush(self._waiting, (victim.priority, victim))
             if victim is request:
                 return False
         return True
-
-    def _preempt(self, request: Request) -> None:
-        assert request.launched == request.computed, f"request {request.id} is preempted while it is computed"
-        self._stop_running(request)
-        request.uncached_tokens = request.remaining  # it will find the rest, if nobody takes it in between
-        request.computed = request.launched = 0
-        if not request.generated:
-            request.prompt_logprobs.clear()  # it computes its whole prompt again
-        request.preemptions += 1
-        self.preemptions += 1
-        heappush(self._waiting, (request.priority, request))
 
     def _look_up(self, request: Request) -> Match:
         return NO_MATCH if request.computes_whole_prompt else self.pool.match(request.chain)
@@ -297,29 +294,27 @@ class Scheduler:
                 self.computed_prompt_tokens += min(count, request.prompt_tokens - start)
                 if request.computed >= request.prompt_tokens:  # others may have the same prompt, and this one goes on
                     self.pool.keep_tail(request.chain, request.blocks, request.computed)
-            if drawn is not None:
-                request.chain.append(drawn.token)
-                self.generated_tokens += 1
-                outputs.append(self._output(request, drawn))
-        return outputs
-
-    def _output(self, request: Request, drawn: SampledToken) -> Output:
-        sampling, reason = request.sampling, None
-        if drawn.token in sampling.stop_token_ids and request.generated >= sampling.min_tokens:
-            reason = "stop"
-            if request.matcher is not None and request.matcher.failed:
-                # A constraint that could not be followed further has ended the answer, not the model.
-                self.constraint_failures += 1
+            if drawn is None:
+                continue
+            request.chain.append(drawn.token)
+            self.generated_tokens += 1
+            sampling, reason = request.sampling, None
+            if drawn.token in sampling.stop_token_ids and request.generated >= sampling.min_tokens:
+                reason = "stop"
+                if request.matcher is not None and request.matcher.failed:
+                    # A constraint that could not be followed further has ended the answer, not the model.
+                    self.constraint_failures += 1
+                    reason = "length"
+            elif len(request.chain.tokens) >= request.limit:
                 reason = "length"
-        elif len(request.chain.tokens) >= request.limit:
-            reason = "length"
-        if reason is not None:
-            del self.requests[request.id]
-            self._stop_running(request)
-        logprobs = None if drawn.logprobs is None else [drawn.logprobs]
-        is_scored = sampling.prompt_logprobs is not None and request.generated == 1
-        of_prompt = request.prompt_logprobs if is_scored else None
-        return Output(request.id, [drawn.token], reason, request.cached_tokens or 0, logprobs, of_prompt)
+            if reason is not None:
+                del self.requests[request.id]
+                self._stop_running(request)
+            logprobs = None if drawn.logprobs is None else [drawn.logprobs]
+            is_scored = sampling.prompt_logprobs is not None and request.generated == 1
+            of_prompt = request.prompt_logprobs if is_scored else None
+            outputs.append(Output(request.id, [drawn.token], reason, request.cached_tokens or 0, logprobs, of_prompt))
+        return outputs
 
     # ---- say
 

@@ -316,38 +316,35 @@ class EngineClient:
                 raw = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._take(messages.decode_from_engine(raw))
+            match message := messages.decode_from_engine(raw):
+                case messages.Outputs(outputs):
+                    for output in outputs:
+                        stream = self._streams.get(output.id)
+                        if stream is not None:  # or it was cancelled meanwhile
+                            if output.finish_reason is not None:
+                                del self._streams[output.id]
+                            stream.arrive(output)
+                case messages.Stats():
+                    self.stats = message
+                    self._heard_s = self._loop.time()
+                case messages.Refused(id):
+                    stream = self._streams.pop(id, None)
+                    if stream is not None:
+                        stream.open.discard(id)
+                        stream.fail(EngineRefused(message))
+                case messages.ResetDone(id) | messages.AdapterChanged(id):
+                    asked = self._asked.pop(id, None)
+                    if asked is not None and not asked.done():
+                        asked.set_result(message)
+                case messages.Loading():
+                    self._folder.close()  # the connected sockets live on, and nothing is left behind whoever dies how
+                case messages.Hello():
+                    self.hello = message
+                    self._heard_s = self._loop.time()
+                    if not self._greeted.done():
+                        self._greeted.set_result(message)
         self._read_soon = True
         self._loop.call_soon(self._read)
-
-    def _take(self, message: messages.FromEngine) -> None:
-        match message:
-            case messages.Outputs(outputs):
-                for output in outputs:
-                    stream = self._streams.get(output.id)
-                    if stream is not None:  # or it was cancelled meanwhile
-                        if output.finish_reason is not None:
-                            del self._streams[output.id]
-                        stream.arrive(output)
-            case messages.Stats():
-                self.stats = message
-                self._heard_s = self._loop.time()
-            case messages.Refused(id):
-                stream = self._streams.pop(id, None)
-                if stream is not None:
-                    stream.open.discard(id)
-                    stream.fail(EngineRefused(message))
-            case messages.ResetDone(id) | messages.AdapterChanged(id):
-                asked = self._asked.pop(id, None)
-                if asked is not None and not asked.done():
-                    asked.set_result(message)
-            case messages.Loading():
-                self._folder.close()  # the connected sockets live on, and nothing is left behind whoever dies how
-            case messages.Hello():
-                self.hello = message
-                self._heard_s = self._loop.time()
-                if not self._greeted.done():
-                    self._greeted.set_result(message)
 
     async def _watch(self) -> str:
         status = await self._process.wait()

@@ -156,7 +156,16 @@ class Reader:
                 "text; name their format with --tool-call-parser"
             )
         if native.prompts:
-            request.prompt_token_ids = _routed_prompts(request, native, max_model_len)
+            # These are the token ids that the router has made of the prompts.
+            is_chat = isinstance(request, ChatRequest)
+            expected = 1 if isinstance(request, ChatRequest) else len(request.prompts)
+            if len(native.prompts) != expected:
+                said = f"prompts has {len(native.prompts)} entries; the request has {expected} prompts"
+                raise invalid(said, "prompts")
+            for packed in native.prompts:
+                check_room(len(packed) // 4, max_model_len, "messages" if is_chat else "prompt")
+            token_ids = [unpack_ids(packed) for packed in native.prompts]
+            request.prompt_token_ids = token_ids[0] if is_chat else token_ids
         self.prompts.check_resumed(list(map(unpack_ids, native.resume_token_ids)))
         if isinstance(request, ChatRequest):
             prompts = [self.prompts.chat(request, max_model_len)]
@@ -171,14 +180,3 @@ def _check_size(size: int, limit: int) -> None:
     if size > limit:
         message = f"the body has {size} bytes or more; at most {limit} are taken"
         raise ApiError(413, message, code="body_too_large", headers={"Connection": "close"})
-
-
-def _routed_prompts(request: InnerRequest, native: Native, max_model_len: int) -> list[list[int]] | list[int]:
-    """The token ids that the router has made of the prompts."""
-    expected = 1 if isinstance(request, ChatRequest) else len(request.prompts)
-    if len(native.prompts) != expected:
-        raise invalid(f"prompts has {len(native.prompts)} entries; the request has {expected} prompts", "prompts")
-    for packed in native.prompts:
-        check_room(len(packed) // 4, max_model_len, "messages" if isinstance(request, ChatRequest) else "prompt")
-    token_ids = [unpack_ids(packed) for packed in native.prompts]
-    return token_ids[0] if isinstance(request, ChatRequest) else token_ids

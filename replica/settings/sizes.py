@@ -1,6 +1,5 @@
 """The memory that is free for blocks: the machine's, or less where a container may have less."""
 
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,11 +12,7 @@ def free_bytes(root: Path = ROOT) -> int:
     """Return the bytes that are free for this process, by the kernel and every control group that it is in."""
     fields = (line.partition(":") for line in (root / "proc/meminfo").read_text().splitlines())
     available = (int(rest.split()[0]) * 1024 for name, _, rest in fields if name == "MemAvailable")
-    return max(0, min(*available, *_left_in_groups(root), UNLIMITED))
-
-
-def _left_in_groups(root: Path) -> Iterator[int]:
-    yield UNLIMITED
+    left = [UNLIMITED]  # in the groups
     for line in (root / "proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers not in ("", "memory"):
@@ -30,4 +25,5 @@ def _left_in_groups(root: Path) -> Iterator[int]:
             with suppress(OSError, ValueError):  # there is no such file, or "max" stands in it
                 limit, used = (int((folder / name).read_text()) for name in names)
                 if limit < UNLIMITED:
-                    yield limit - used
+                    left.append(limit - used)
+    return max(0, min(*available, *left))

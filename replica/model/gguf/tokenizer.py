@@ -108,7 +108,8 @@ def _byte_level(header: Header) -> Tokenizer:
         raise header.refused(f"tokenizer.ggml.pre is {pre!r:.80}; only {', '.join(supported)} work: {FOLDER_INSTEAD}")
     halves = (merge.partition(" ") for merge in header.strings("tokenizer.ggml.merges"))
     merges = [(left, right) for left, _, right in halves]
-    tokenizer = Tokenizer(BPE(vocab=_vocabulary(header), merges=merges, ignore_merges=pre in LLAMA3))
+    vocabulary = {token: number for number, token in enumerate(header.strings(TOKENS))}
+    tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=merges, ignore_merges=pre in LLAMA3))
     if pre in SPLITS:
         split = pre_tokenizers.Split(Regex(SPLITS[str(pre)]), behavior="isolated")
         steps = [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
@@ -119,7 +120,3 @@ def _byte_level(header: Header) -> Tokenizer:
     tokenizer.normalizer = normalizers.NFC() if pre in QWEN2 else None
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
-
-
-def _vocabulary(header: Header) -> dict[str, int]:
-    return {token: number for number, token in enumerate(header.strings(TOKENS))}

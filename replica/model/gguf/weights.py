@@ -12,7 +12,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
-from replica.model.gguf.header import Header, Tensor, read_header
+from replica.model.gguf.header import read_header
 
 PARTS = {
     "token_embd": "model.embed_tokens",
@@ -56,7 +56,24 @@ class GgufTensors:
                 queries, own = (header.scalar(f"llama.attention.{key}") for key in ("head_count", PERMUTED[part]))
                 found = queries if own is None else own
                 heads = found if isinstance(found, int) else 0
-            self._slices[own_name] = _slice(header, data, name, tensor, heads)
+            if tensor.type not in TYPES:
+                raise header.refused(
+                    f"{name!r:.80} has the type {tensor.type}, which is not known; use another quantization"
+                )
+            type, rows = TYPES[tensor.type], math.prod(tensor.shape[:-1])
+            block, size = GGML_QUANT_SIZES[type]
+            row_bytes, odd = divmod(tensor.shape[-1] * size, block)
+            stop = tensor.start + rows * row_bytes
+            if odd or not row_bytes or stop > len(data):
+                raise header.refused(
+                    f"{name!r:.80} of shape {tensor.shape} in {type.name} is not all there; get the file again"
+                )
+            if heads is not None and (heads < 1 or tensor.shape[0] % (2 * heads)):
+                raise header.refused(
+                    f"{name!r:.80} has {tensor.shape[0]} rows, which {heads} heads cannot have; get it again"
+                )
+            packed = data[tensor.start : stop].reshape(rows, row_bytes)
+            self._slices[own_name] = GgufSlice(packed, tensor.shape, type, heads)
         self.loaded_bytes = sum(4 * math.prod(tensor.shape) for tensor in header.tensors.values())
 
     def keys(self) -> Iterable[str]:
@@ -96,19 +113,3 @@ class GgufSlice:
             pairs = tensor.reshape(self.heads, self.shape[0] // self.heads // 2, 2, -1)
             tensor = pairs.transpose(1, 2)
         return tensor.reshape(self.shape)
-
-
-def _slice(header: Header, data: NDArray[np.uint8], name: str, tensor: Tensor, heads: int | None) -> GgufSlice:
-    if tensor.type not in TYPES:
-        raise header.refused(f"{name!r:.80} has the type {tensor.type}, which is not known; use another quantization")
-    type, rows = TYPES[tensor.type], math.prod(tensor.shape[:-1])
-    block, size = GGML_QUANT_SIZES[type]
-    row_bytes, odd = divmod(tensor.shape[-1] * size, block)
-    stop = tensor.start + rows * row_bytes
-    if odd or not row_bytes or stop > len(data):
-        raise header.refused(
-            f"{name!r:.80} of shape {tensor.shape} in {type.name} is not all there; get the file again"
-        )
-    if heads is not None and (heads < 1 or tensor.shape[0] % (2 * heads)):
-        raise header.refused(f"{name!r:.80} has {tensor.shape[0]} rows, which {heads} heads cannot have; get it again")
-    return GgufSlice(data[tensor.start : stop].reshape(rows, row_bytes), tensor.shape, type, heads)
