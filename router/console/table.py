@@ -76,7 +76,19 @@ class Table(Generic[T]):
         """The titles and as many rows as have room, among them the cursor's; `style` replaces those of the rows."""
         rows, layout = max(0, height - 1), self._layout(width)
         self.top = max(0, self.cursor - rows + 1, min(self.top, self.cursor, len(self.shown) - rows))
-        lines = [self._titles(layout)]
+        titles: Line = []
+        for column, columns in layout:
+            # The sorted one has an arrow: before its title, that of the first column behind it.
+            arrow = "" if column is not self.sorted_by else "▼" if column.descending != self.reverse else "▲"
+            title = cut(column.title, columns)
+            if not titles:
+                title = padded(cut(title, columns - len(arrow)) + arrow, columns)
+            elif column.right:
+                title = " " + padded(arrow + title, columns + 1, right=True)
+            else:
+                title = f" {arrow or ' '}{padded(title, columns)}"
+            titles.append((title, SORTED if arrow else ""))
+        lines = [titles]
         for place, row in enumerate(self.shown[self.top : self.top + rows], self.top):
             mark = CURSOR if focused and place == self.cursor else ""
             line: Line = []
@@ -97,18 +109,3 @@ class Table(Generic[T]):
         columns = fitting(self.columns, self.all, lambda one: widths[one.title] or LEAST_TEXT, width)
         remaining = width - sum(widths[one.title] + GAP for one in columns) + GAP
         return [(one, widths[one.title] or max(0, remaining)) for one in columns]
-
-    def _titles(self, layout: Sequence[tuple[Column[T], int]]) -> Line:
-        """An arrow marks the sorted column: before its title, of the first column behind it."""
-        line: Line = []
-        for column, columns in layout:
-            arrow = "" if column is not self.sorted_by else "▼" if column.descending != self.reverse else "▲"
-            title = cut(column.title, columns)
-            if not line:
-                title = padded(cut(title, columns - len(arrow)) + arrow, columns)
-            elif column.right:
-                title = " " + padded(arrow + title, columns + 1, right=True)
-            else:
-                title = f" {arrow or ' '}{padded(title, columns)}"
-            line.append((title, SORTED if arrow else ""))
-        return line

@@ -79,7 +79,14 @@ class Poller:
                     continue
                 refused = {other: why for other, why in seen.refused.items() if other != path}
                 try:
-                    seen = self._ask(path, seen)
+                    if path == REPLICAS:
+                        replicas = sorted(
+                            self.client.get(path, ReplicaList).replicas, key=lambda one: natural(one.name)
+                        )
+                        seen = seen._replace(replicas=replicas, at_s=self.clock())
+                    else:
+                        limit = min(MAX_DECISIONS, max(FEWEST_DECISIONS, MAX_CANDIDATES // max(1, len(seen.replicas))))
+                        seen = seen._replace(decisions=self.client.get(f"{path}?limit={limit}", DecisionList).decisions)
                 except Refused as error:
                     if error.status in (502, 504):  # a proxy whose router is gone says so
                         raise
@@ -90,10 +97,3 @@ class Poller:
             seen = seen._replace(silence=printable(error.reason if isinstance(error, Unreachable) else error.message))
         self.seen = seen
         return seen
-
-    def _ask(self, path: str, seen: Seen) -> Seen:
-        if path == REPLICAS:
-            replicas = sorted(self.client.get(path, ReplicaList).replicas, key=lambda one: natural(one.name))
-            return seen._replace(replicas=replicas, at_s=self.clock())
-        limit = min(MAX_DECISIONS, max(FEWEST_DECISIONS, MAX_CANDIDATES // max(1, len(seen.replicas))))
-        return seen._replace(decisions=self.client.get(f"{path}?limit={limit}", DecisionList).decisions)

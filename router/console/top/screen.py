@@ -85,9 +85,15 @@ class Screen:
         if self.seen is not self._poller.seen:
             self.show(self._poller.seen)
         self._size = width, height
-        above, below = heading(self.seen, self._poller.clock()), self._below()
+        above = heading(self.seen, self._poller.clock())
         room = height - len(above) - 1
         middle = self._tables(width, room) if self._page is None else self._details(self._page, room)
+        table, below = self.table, [(BACK, DIM)]
+        if self._typing:
+            below = [("/", "bold"), (f"{table.filter}█", ""), ("  Enter keeps it, Esc drops it", DIM)]
+        elif self._page is None:
+            filtered = f"{len(table.shown):,} of {len(table.all):,} with {table.filter!r}  " if table.filter else ""
+            below = [(filtered, "bold"), (HINT, DIM)]
         return [*above, *middle, *[[]] * (room - len(middle)), below][:height]
 
     def show(self, seen: Seen) -> None:
@@ -130,15 +136,6 @@ class Screen:
             lines = details_of(page)
         self._scrolled = max(0, min(self._scrolled, len(lines) - room))
         return [[(" ", ""), *line] for line in lines[self._scrolled : self._scrolled + max(0, room)]]
-
-    def _below(self) -> Line:
-        table = self.table
-        if self._typing:
-            return [("/", "bold"), (f"{table.filter}█", ""), ("  Enter keeps it, Esc drops it", DIM)]
-        if self._page is not None:
-            return [(BACK, DIM)]
-        filtered = f"{len(table.shown):,} of {len(table.all):,} with {table.filter!r}  " if table.filter else ""
-        return [(filtered, "bold"), (HINT, DIM)]
 
     # ---- keys
 
