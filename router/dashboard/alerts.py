@@ -143,22 +143,9 @@ class Alerts:
 
     async def see(self, fleet: Fleet) -> None:
         self._readings.append({one.name: reading(one) async for one in paused(fleet.replicas, by=ROWS_AT_A_TIME)})
-        if not self._looks or fleet.at_s - self._looks[-1].at_s >= EVERY_S:
-            self._looks.append(self._look(fleet))
-            await self._judge()
-            self._metrics.poll()
-
-    def _look(self, fleet: Fleet) -> Look:
-        by_name = self.members.by_name
-        replicas = {one.name: (by_name[one.name], one) for one in fleet.replicas if one.name in by_name}
-        approximate: Counter[str] = Counter()
-        for (_, reason), count in approximate_prompts(self.members.models.values()).items():
-            approximate[reason] += count
-        requests = sum(one.served.requests for _, one in replicas.values())
-        router = RouterLook(requests, self.history.counts.refused.copy(), approximate)
-        return Look(fleet.at_s, router, replicas, self.history.decisions[-1] if self.history.decisions else None)
-
-    async def _judge(self) -> None:
+        if self._looks and fleet.at_s - self._looks[-1].at_s < EVERY_S:
+            return
+        self._looks.append(self._look(fleet))
         figures = await self.figures(self._looks[0], self._looks[-1])
         findings = about_fleet(figures)
         async for replica in paused(figures.replicas):
@@ -177,6 +164,17 @@ class Alerts:
             alerts=list(islice(self._alerts.values(), MAX_ALERTS)),
             ended=[one for one in self._ended if one.until is not None and now - one.until < ENDED_FOR_S],
         )
+        self._metrics.poll()
+
+    def _look(self, fleet: Fleet) -> Look:
+        by_name = self.members.by_name
+        replicas = {one.name: (by_name[one.name], one) for one in fleet.replicas if one.name in by_name}
+        approximate: Counter[str] = Counter()
+        for (_, reason), count in approximate_prompts(self.members.models.values()).items():
+            approximate[reason] += count
+        requests = sum(one.served.requests for _, one in replicas.values())
+        router = RouterLook(requests, self.history.counts.refused.copy(), approximate)
+        return Look(fleet.at_s, router, replicas, self.history.decisions[-1] if self.history.decisions else None)
 
     # ---- figures
 

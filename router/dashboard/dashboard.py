@@ -58,24 +58,20 @@ class Dashboard:
             self._forgetting = asyncio.get_running_loop().call_later(LINGER_S, self.forget)
             fleet = self._fleet
             if fleet is None or self.statuses.sampling.now_s() - fleet.at_s >= FRAME_S:
-                fleet = await self._look()
+                fleet, decisions = await self.statuses.fleet(), decided(self.statuses.decisions)
+                if self.colleagues is not None:
+                    for there in (await self.colleagues.told(DECIDED)).values():
+                        decisions += there
+                    decisions = sorted(decisions, key=attrgetter("ts"), reverse=True)[:MAX_DECISIONS]
+                await self.alerts.see(fleet)
+                self._frames.clear()
+                self._fleet, self._decisions = fleet, decisions
             if (made := self._frames.get((query, admin))) is not None:
                 return made
             if len(self._frames) >= MAX_QUERIES:
                 self._frames.clear()
             made = self._frames[query, admin] = msgspec.json.encode(self._content(fleet, query, admin=admin))
             return made
-
-    async def _look(self) -> Fleet:
-        fleet, decisions = await self.statuses.fleet(), decided(self.statuses.decisions)
-        if self.colleagues is not None:
-            for there in (await self.colleagues.told(DECIDED)).values():
-                decisions += there
-            decisions = sorted(decisions, key=attrgetter("ts"), reverse=True)[:MAX_DECISIONS]
-        await self.alerts.see(fleet)
-        self._frames.clear()
-        self._fleet, self._decisions = fleet, decisions
-        return fleet
 
     def _content(self, fleet: Fleet, query: Query, *, admin: bool) -> dict[str, Any]:
         config, shown = self.config, select_rows(fleet, query)

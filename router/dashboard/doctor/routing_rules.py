@@ -94,7 +94,11 @@ def together(figures: Figures) -> Iterator[Diagnosis]:
             "let clients send one cache_salt for each tenant, or none; put keys that may share a cache in one group",
             {"requests": requests, "salted": salted, "new_salts": new},
         )
-    groups = _by_model(figures)
+    by_model: dict[str, list[ReplicaFigures]] = defaultdict(list)
+    for one in figures.replicas:
+        if one.is_sent_requests:
+            by_model[one.model].append(one)
+    groups = [group for group in by_model.values() if len(group) > 1]
     yield from list(filter(None, (_hottest(replicas, figures.router) for replicas in groups)))[:1]
     choices = figures.router.choices if figures.router is not None and groups else None
     if evidence := _bunched(choices or ()) or next(filter(None, map(_oscillating, groups)), {}):
@@ -123,15 +127,6 @@ def _refusals(figures: Figures) -> Iterator[Diagnosis]:
         turn = "add replicas, or let more requests wait (--queue-size, --queue-timeout) or run (--replica-limit)"
     evidence: dict[str, float | str] = {"refused": refused, "requests": answered, **by_code, **by_replica}
     yield Diagnosis("requests-refused", "requests are refused with status 429", turn, evidence)
-
-
-def _by_model(figures: Figures) -> list[list[ReplicaFigures]]:
-    """Groups of available replicas with the same model."""
-    groups: dict[str, list[ReplicaFigures]] = defaultdict(list)
-    for one in figures.replicas:
-        if one.is_sent_requests:
-            groups[one.model].append(one)
-    return [group for group in groups.values() if len(group) > 1]
 
 
 def _bunched(choices: Sequence[DecisionSample]) -> dict[str, float | str]:
