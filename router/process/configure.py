@@ -43,10 +43,22 @@ def config_of(given: Mapping[str, Any]) -> RouterConfig:
         for spec in replicas:
             spec.source()
             spec.api_key(os.environ)
+    kubernetes = None
+    pods, pool = (values[key] for key in KUBERNETES)
+    if pods is not None or pool is not None:
+        namespace, api = values["kubernetes_namespace"], values["kubernetes_api"]
+        with _unusable(_option(next(key for key in KUBERNETES if values[key] is not None))):
+            if pods is not None:
+                check_selector(pods)
+            if pool is not None:
+                check_name(pool)
+            cluster = in_cluster(os.environ, namespace) if api is None else Cluster(api, namespace or "default")
+        has_objectives = bool(values["kubernetes_objectives"])
+        kubernetes = Kubernetes(cluster, pods, pool, has_objectives, values["kubernetes_group"])
     return RouterConfig(
         **nested_fields(TABLE, values),
         replicas=replicas,
-        kubernetes=_kubernetes(values),
+        kubernetes=kubernetes,
         model_dirs=(folders := _model_dirs(values["model_dir"])),
         chat_templates=_chat_templates(values["chat_template"], folders),
         keys=tuple(keys_from_options(values["api_key"], values["admin_key"])),
@@ -77,7 +89,17 @@ def _check_together(values: Mapping[str, Any]) -> None:
     check_limits(values)
     if values["log_prompts"] and not values["request_log"]:
         raise Unusable("--log-prompts is of no use alone; give --request-log too")
-    _check_kubernetes(values)
+    watched = [_option(key) for key in KUBERNETES if values[key]]
+    if len(watched) > 1:
+        raise Unusable(
+            f"{' and '.join(watched)} would name the same pods in two ways; give one of them "
+            "(pods of several pools: a label that they share)"
+        )
+    for key in ("kubernetes_namespace", "kubernetes_api"):
+        if values[key] and not watched:
+            raise Unusable(f"{_option(key)} is of no use alone; give {' or '.join(map(_option, KUBERNETES))} too")
+    if values["kubernetes_objectives"] and not values["kubernetes_pool"]:
+        raise Unusable("--kubernetes-objectives are those of a pool; give --kubernetes-pool too")
     if (values["curve_server"] is None) != (values["curve_secret"] is None):
         raise Unusable(
             "--curve-server and --curve-secret belong together: the file of the replicas' public key, "
@@ -99,20 +121,6 @@ def _check_together(values: Mapping[str, Any]) -> None:
         )
 
 
-def _check_kubernetes(values: Mapping[str, Any]) -> None:
-    given = [_option(key) for key in KUBERNETES if values[key]]
-    if len(given) > 1:
-        raise Unusable(
-            f"{' and '.join(given)} would name the same pods in two ways; give one of them "
-            "(pods of several pools: a label that they share)"
-        )
-    for key in ("kubernetes_namespace", "kubernetes_api"):
-        if values[key] and not given:
-            raise Unusable(f"{_option(key)} is of no use alone; give {' or '.join(map(_option, KUBERNETES))} too")
-    if values["kubernetes_objectives"] and not values["kubernetes_pool"]:
-        raise Unusable("--kubernetes-objectives are those of a pool; give --kubernetes-pool too")
-
-
 def _check_files(values: Mapping[str, Any]) -> None:
     """Refuse to start with a broken file; a running router would keep the last good one."""
     for key, parse in (("replicas_file", parse_replicas), ("api_keys", parse_keys), ("model_rewrites", parse_rewrites)):
@@ -128,21 +136,6 @@ def _check_files(values: Mapping[str, Any]) -> None:
     if values["peer_keys"] is not None:
         with _unusable("--peer-keys"):
             load_curve(values["peer_keys"])
-
-
-def _kubernetes(values: Mapping[str, Any]) -> Kubernetes | None:
-    pods, pool = (values[key] for key in KUBERNETES)
-    given = next((key for key in KUBERNETES if values[key] is not None), None)
-    if given is None:
-        return None
-    namespace, api = values["kubernetes_namespace"], values["kubernetes_api"]
-    with _unusable(_option(given)):
-        if pods is not None:
-            check_selector(pods)
-        if pool is not None:
-            check_name(pool)
-        cluster = in_cluster(os.environ, namespace) if api is None else Cluster(api, namespace or "default")
-    return Kubernetes(cluster, pods, pool, bool(values["kubernetes_objectives"]), values["kubernetes_group"])
 
 
 def _model_dirs(texts: Sequence[str]) -> dict[str, str]:

@@ -165,16 +165,6 @@ class Processes:
 
     # ---- one worker
 
-    def _start(self, worker: Worker) -> None:
-        heard, say = os.pipe()
-        worker.pid = os.fork()
-        if not worker.pid:
-            os.close(heard)
-            self._work(worker, say)
-        os.close(say)
-        worker.started_s, worker.starts, worker.say = time.monotonic(), worker.starts + 1, heard
-        self._selector.register(heard, selectors.EVENT_READ, worker)
-
     def _kill_hung(self) -> None:
         """End the workers that say nothing any more; another one takes their place."""
         now_s = time.monotonic()
@@ -230,8 +220,15 @@ class Processes:
                 left_s = worker.started_s + REST_S - time.monotonic() if worker.starts else 0.0
                 if left_s > 0:
                     waits.append(left_s)
-                else:
-                    self._start(worker)
+                    continue
+                heard, say = os.pipe()
+                worker.pid = os.fork()
+                if not worker.pid:
+                    os.close(heard)
+                    self._work(worker, say)
+                os.close(say)
+                worker.started_s, worker.starts, worker.say = time.monotonic(), worker.starts + 1, heard
+                self._selector.register(heard, selectors.EVENT_READ, worker)
         return min(waits, default=None)
 
     # ---- what happens
