@@ -96,20 +96,15 @@ class FrontConnection(AsgiConnection):
         usual = self._table.usual.get(raw)
         asked = None if usual is None else usual.get(method)
         opens: Opening | None
-        if asked is None:
-            opens, path, raw, query = self._find(method, raw)
-        else:
+        try:
+            if asked is None:
+                target = parse_target(raw, self._headers)
+                asked = self._table.find(method, target.path)
+                raw, query = raw_path(target.path), target.query
             path, opens = asked.text, self._openings.by_route.get(asked.route)
+        except ApiError as error:
+            opens, path, raw = self._openings.refused(error), raw[:MAX_SHOWN].decode("latin-1"), b""
         scope = self._scope(method, path, raw, query, version)
         if opens is None or self._spare:
             return self._of_app(scope, keep_alive=keep_alive, waits_for_100=waits_for_100)
         return HttpExchange(scope, opens, keep_alive=keep_alive, waits_for_100=waits_for_100, connection=self)
-
-    def _find(self, method: str, raw: bytes) -> tuple[Opening | None, str, bytes, bytes]:
-        """The handler of a request that bypasses the app, and its path as text, raw path and query."""
-        try:
-            target = parse_target(raw, self._headers)
-            asked = self._table.find(method, target.path)
-        except ApiError as error:
-            return self._openings.refused(error), raw[:MAX_SHOWN].decode("latin-1"), b"", b""
-        return self._openings.by_route.get(asked.route), asked.text, raw_path(target.path), target.query

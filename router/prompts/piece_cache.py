@@ -72,24 +72,23 @@ class PieceCache:
         """Encode the unknown pieces, and return all ids of the text, packed."""
         if not found.unknown_bytes:
             return b"".join(found.ids)  # type: ignore[arg-type]  # nothing is None
-        return b"".join(
-            self._encoded(key) if known is None else known for key, known in zip(found.keys, found.ids, strict=True)
-        )
-
-    def _encoded(self, key: Key) -> bytes:
-        known = self._ids.get(key)  # another thread, or an equal piece of this text, may have added it
-        if known is None:
-            text = key[0] if isinstance(key, tuple) else self.cut + key
-            known = pack_tokens(self._tokenizer.encode(text, add_special_tokens=False))
-            size = _entry_bytes(key, known)
-            if size * LARGEST_SHARE <= self.capacity_bytes:
-                with self._lock:
-                    if key not in self._ids:
-                        self._ids[key] = known
-                        self.used_bytes += size
-                    while self.used_bytes > self.capacity_bytes:
-                        self.used_bytes -= _entry_bytes(*self._ids.popitem(last=False))
-        return known
+        pieces: list[bytes] = []
+        for key, known in zip(found.keys, found.ids, strict=True):
+            # Another thread, or an equal piece of this text, may have added it.
+            ids = self._ids.get(key) if known is None else known
+            if ids is None:
+                text = key[0] if isinstance(key, tuple) else self.cut + key
+                ids = pack_tokens(self._tokenizer.encode(text, add_special_tokens=False))
+                size = _entry_bytes(key, ids)
+                if size * LARGEST_SHARE <= self.capacity_bytes:
+                    with self._lock:
+                        if key not in self._ids:
+                            self._ids[key] = ids
+                            self.used_bytes += size
+                        while self.used_bytes > self.capacity_bytes:
+                            self.used_bytes -= _entry_bytes(*self._ids.popitem(last=False))
+            pieces.append(ids)
+        return b"".join(pieces)
 
     def clear(self) -> None:
         with self._lock:

@@ -136,7 +136,13 @@ class GenaiMetrics:
         """Count a finished request if it was to generate."""
         if summary.chat is None and summary.generation is None:
             return
-        labels = Labels(operation(summary), self._model(summary), request_error(summary))
+        model = None if summary.model is None else summary.model.name  # a replica and no client has chosen it
+        if model is not None and model not in self._models:
+            if len(self._models) < MAX_MODELS:
+                self._models.add(model)
+            else:
+                model = OTHER
+        labels = Labels(operation(summary), model, request_error(summary))
         generation, ttft_s, tokens = summary.generation, summary.ttft_s, summary.output_tokens
         self.request_s.observe(labels, summary.duration_s, now_ns)
         if labels.error is None and ttft_s is not None and generation is not None and generation.prompt.peek.stream:
@@ -156,18 +162,6 @@ class GenaiMetrics:
             self.tokens.observe(labels_at(last, labels, token_type="output"), tokens, now_ns)
         if prompt_tokens and knows_cached(summary, generation):
             self.cached_tokens.observe(labels_at(last, labels, modality="unknown"), summary.used.cached, now_ns)
-
-    def _model(self, summary: RequestSummary) -> str | None:
-        """The model's name, which a replica and no client has chosen."""
-        if summary.model is None:
-            return None
-        name = summary.model.name
-        if name in self._models:
-            return name
-        if len(self._models) >= MAX_MODELS:
-            return OTHER
-        self._models.add(name)
-        return name
 
 
 def operation(summary: RequestSummary) -> str:

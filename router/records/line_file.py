@@ -21,7 +21,15 @@ class LineFile:
         self._lost_before = 0  # `lost_lines` when a write last worked
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         self._fd = sys.stdout.fileno() if path == STDOUT else os.open(path, flags, 0o600)
-        self._torn = path != STDOUT and _is_torn(path, self._fd)  # whether the last line has no end
+        self._torn = False  # whether the last line has no end
+        status = os.fstat(self._fd)
+        if path != STDOUT and stat.S_ISREG(status.st_mode) and status.st_size:
+            try:
+                with open(path, "rb") as written:
+                    written.seek(-1, os.SEEK_END)
+                    self._torn = written.read(1) != b"\n"
+            except OSError:  # not readable; an empty line does no harm
+                self._torn = True
 
     def add(self, line: bytes) -> None:
         """Write a line, given without its end."""
@@ -48,16 +56,3 @@ class LineFile:
     def close(self) -> None:
         if self._path != STDOUT:
             os.close(self._fd)
-
-
-def _is_torn(path: str, fd: int) -> bool:
-    """Return whether the file ends in the middle of a line."""
-    status = os.fstat(fd)
-    if not stat.S_ISREG(status.st_mode) or not status.st_size:
-        return False
-    try:
-        with open(path, "rb") as written:
-            written.seek(-1, os.SEEK_END)
-            return written.read(1) != b"\n"
-    except OSError:  # not readable; an empty line does no harm
-        return True

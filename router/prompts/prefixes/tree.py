@@ -81,7 +81,13 @@ class Tree:
                 return
             shared = _alike(below.keys, keys, done)
             done += shared
-            run = below if shared == len(below.keys) else _split(below, shared)
+            if shared < len(below.keys):  # split these off as a new parent
+                upper = Run(run, below.keys[:shared], below.prompts, below.last_s, below.text)
+                run.below[below.keys[0]] = upper
+                below.parent, below.keys = upper, below.keys[shared:]
+                upper.below[below.keys[0]] = below
+                below = upper
+            run = below
 
     def runs(self) -> Iterator[Run]:
         """All runs but the root, parents first."""
@@ -103,17 +109,6 @@ class Tree:
             assert run.prompts >= sum(below.prompts for below in run.below.values())
             assert run.prompts > max((below.prompts for below in run.below.values()), default=0), "it is no fork"
             assert run.last_s <= run.parent.last_s
-
-
-def _split(run: Run, blocks: int) -> Run:
-    """Split off the first blocks as a new parent run."""
-    parent = run.parent
-    assert parent is not None, "the root has no blocks"
-    upper = Run(parent, run.keys[:blocks], run.prompts, run.last_s, run.text)
-    parent.below[run.keys[0]] = upper
-    run.parent, run.keys = upper, run.keys[blocks:]
-    upper.below[run.keys[0]] = run
-    return upper
 
 
 def _alike(run: Sequence[int], keys: Sequence[int], start: int) -> int:
