@@ -54,10 +54,6 @@ class GenerationApi(Struct, frozen=True, eq=False, kw_only=True):
         return (request if self.inner is None else self.inner(request)), request
 
 
-def _messages_error(error: ApiError, _: int) -> bytes:
-    return messages_answers.error_event(error)
-
-
 def _responses_error(error: ApiError, events: int) -> bytes:
     fields = {"message": error.message, "code": error.code, "param": error.param}
     return responses_output.event_bytes(("error", fields), events)
@@ -77,7 +73,7 @@ MESSAGES = GenerationApi(
     request_type=MessagesRequest,
     new_id=lambda: f"msg_{secrets.token_hex(16)}",
     inner=chat_of_messages,
-    error_event=_messages_error,
+    error_event=lambda error, _: messages_answers.error_event(error),
     last_event=messages_answers.LAST_EVENT,
 )
 RESPONSES = GenerationApi(

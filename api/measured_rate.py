@@ -29,15 +29,14 @@ class MeasuredRate:
     def per_s(self) -> float:
         """0 while it is not known."""
         if self._per_s is None:
-            self._per_s = self._measured() if len(self._samples) >= ENOUGH else 0.0
+            self._per_s = 0.0
+            if len(self._samples) >= ENOUGH:
+                usual_s, *_ = sorted(self._samples)[(len(self._samples) - 1) // 2]
+                least_s, most_s = usual_s / OUTLIER, usual_s * OUTLIER
+                total = took_s = 0.0
+                for each_s, amount, seconds in self._samples:
+                    if least_s <= each_s <= most_s:
+                        total += amount
+                        took_s += seconds
+                self._per_s = total / took_s
         return self._per_s
-
-    def _measured(self) -> float:
-        usual_s, *_ = sorted(self._samples)[(len(self._samples) - 1) // 2]
-        least_s, most_s = usual_s / OUTLIER, usual_s * OUTLIER
-        total = took_s = 0.0
-        for each_s, amount, seconds in self._samples:
-            if least_s <= each_s <= most_s:
-                total += amount
-                took_s += seconds
-        return total / took_s

@@ -162,25 +162,22 @@ class FrameReader:
             chunk = bytes(self.rest)
         frames: list[Frame] = []
         start = 0
-        while (after := self._frame_at(chunk, start, frames)) is not None:
-            start = after
+        while True:
+            ids_start = start + FRAME.size
+            if len(chunk) < ids_start:
+                self._wanted = FRAME.size
+                break
+            id_count: int
+            payload_bytes: int
+            index, id_count, payload_bytes = FRAME.unpack_from(chunk, start)
+            ids_end = ids_start + 4 * id_count
+            end = ids_end + payload_bytes
+            if end - start > self._max_frame_bytes:
+                raise ValueError(f"a frame of {end - start} bytes; at most {self._max_frame_bytes} are taken")
+            if len(chunk) < end:
+                self._wanted = end - start
+                break
+            frames.append(Frame(index, chunk[ids_start:ids_end], chunk[ids_end:end]))
+            start = end
         self.rest = bytearray(chunk[start:])
         return frames
-
-    def _frame_at(self, chunk: bytes, start: int, frames: list[Frame]) -> int | None:
-        ids_start = start + FRAME.size
-        if len(chunk) < ids_start:
-            self._wanted = FRAME.size
-            return None
-        id_count: int
-        payload_bytes: int
-        index, id_count, payload_bytes = FRAME.unpack_from(chunk, start)
-        ids_end = ids_start + 4 * id_count
-        end = ids_end + payload_bytes
-        if end - start > self._max_frame_bytes:
-            raise ValueError(f"a frame of {end - start} bytes; at most {self._max_frame_bytes} are taken")
-        if len(chunk) < end:
-            self._wanted = end - start
-            return None
-        frames.append(Frame(index, chunk[ids_start:ids_end], chunk[ids_end:end]))
-        return end

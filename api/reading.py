@@ -76,14 +76,9 @@ def _wrong_field(body: bytes, message: str) -> ApiError:
         return invalid(f"{what}; send text, or ask another model", param, "unsupported")
     if text.startswith("Invalid enum value"):
         text = f"expected {_EXPECTED.get(param.rpartition('.')[2], 'another value')}"
-    within = param != path or where["key"] is not None
-    return invalid(f"{param} {_found(found, within)}; {_lower_first(text)}", param)
-
-
-def _found(value: object, within: bool) -> str:
-    if value is _UNKNOWN:
-        return "cannot be read"
-    return f"is {quoted(value)}, and something in it is wrong" if within else f"is {quoted(value)}"
+    is_within = param != path or where["key"] is not None
+    wrong = f"is {quoted(found)}{', and something in it is wrong' if is_within else ''}"
+    return invalid(f"{param} {'cannot be read' if found is _UNKNOWN else wrong}; {_lower_first(text)}", param)
 
 
 def _lower_first(text: str) -> str:

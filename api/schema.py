@@ -46,11 +46,6 @@ ANSWERS: tuple[type[Struct], ...] = (
 )
 
 
-def components() -> dict[str, Any]:
-    """The schemas for `components.schemas` of the OpenAPI document."""
-    return _components()
-
-
 def reference(type_: type[Struct]) -> dict[str, str]:
     return {"$ref": f"#/components/schemas/{type_.__name__}"}
 
@@ -73,10 +68,18 @@ def _json(type_: type[Struct]) -> dict[str, Any]:
 
 
 @cache
-def _components() -> dict[str, Any]:
+def components() -> dict[str, Any]:
+    """The schemas for `components.schemas` of the OpenAPI document."""
     _, schemas = msgspec.json.schema_components((*REQUESTS, *ANSWERS, Tool), ref_template="#/components/schemas/{name}")
     for request_type in (CompletionRequest, ChatRequest):
-        _tighten_sampled(schemas[request_type.__name__])
+        properties = schemas[request_type.__name__]["properties"]
+        for name, neutral in UNSUPPORTED.items():
+            properties[name] = {"enum": [None, *neutral], "default": None}
+        [bias, _] = properties["logit_bias"]["anyOf"]
+        # Keys are strings in JSON: a pattern limits their digits, `read` their value.
+        bias["propertyNames"] = {"pattern": "^(-?0|[1-9][0-9]{0,9})$"}
+        limits = [_when(("stream_options", "object"), stream=True), _NO_STREAM_OF_PROMPTS]
+        schemas[request_type.__name__]["allOf"] = limits
     for name in (ChatRequest.__name__, TokenizeRequest.__name__):
         schemas[name]["properties"]["tools"] |= {"anyOf": _TOOLS}
     schemas["CompletionRequest"]["properties"]["prompt"] = _PROMPT
@@ -96,16 +99,6 @@ def _components() -> dict[str, Any]:
         "else": _has("function", {"type": "object"}),
     }
     return schemas
-
-
-def _tighten_sampled(schema: dict[str, Any]) -> None:
-    properties = schema["properties"]
-    for name, neutral in UNSUPPORTED.items():
-        properties[name] = {"enum": [None, *neutral], "default": None}
-    [bias, _] = properties["logit_bias"]["anyOf"]
-    # Keys are strings in JSON: a pattern limits their digits, `read` their value.
-    bias["propertyNames"] = {"pattern": "^(-?0|[1-9][0-9]{0,9})$"}
-    schema["allOf"] = [_when(("stream_options", "object"), stream=True), _NO_STREAM_OF_PROMPTS]
 
 
 def _has(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,10 @@ class Bodies:
         limit = self.limit_bytes if size <= MEDIUM_BYTES else int(self.limit_bytes * LARGE_SHARE)
         taken = self.used_bytes - held_bytes
         if taken + size > limit:
-            raise _no_room(taken, size, limit)
+            room = f"there is no room for {size:,} more within {limit:,}"
+            error = queue_full(f"bodies of other requests take {taken:,} bytes, and {room}; try again", 1)
+            error.headers["Connection"] = "close"  # the rest of it is not worth reading
+            raise error
 
     def claim(self, size: int, held_bytes: int) -> int:
         """Count a body that grew to this size, and return its counted bytes; raise ApiError as `check` does."""
@@ -48,13 +51,6 @@ def declared_size(value: bytes | str) -> int | None:
     if len(value) > MAX_DIGITS:  # parsers accept leading zeros, and `int` limits them
         raise invalid(f"Content-Length has {len(value):,} digits; write at most {MAX_DIGITS}")
     return int(value)
-
-
-def _no_room(taken: int, size: int, limit: int) -> ApiError:
-    message = f"bodies of other requests take {taken:,} bytes, and there is no room for {size:,} more within {limit:,}"
-    error = queue_full(f"{message}; try again", 1)
-    error.headers["Connection"] = "close"  # the rest of it is not worth reading
-    return error
 
 
 def check_limits(values: Mapping[str, Any]) -> None:

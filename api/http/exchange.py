@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from email.utils import formatdate
 
@@ -185,7 +185,15 @@ class AsgiExchange(HttpAnswer):
             return
         if message["type"] == "http.response.start" and not self.response_started:
             self.waits_for_100 = False
-            self._begin_answer(message["status"], message.get("headers", ()))
+            lines, length = [b"date: %b\r\n" % formatdate(time.time(), usegmt=True).encode()], None
+            for name, value in message.get("headers", ()):
+                if name == b"content-length":
+                    length = int(value)
+                elif name == b"connection" and value.lower() == b"close":
+                    self.keep_alive = False
+                else:
+                    lines.append(b"%b: %b\r\n" % (name, value))
+            self.start(message["status"], b"".join(lines), length=length)
             self.connection.loop.call_soon(self.flush)  # a first part that comes at once goes with it
             return
         if message["type"] != "http.response.body" or not self.response_started or self.response_complete:
@@ -195,17 +203,6 @@ class AsgiExchange(HttpAnswer):
             self.send(body)
         else:
             self.finish(body)
-
-    def _begin_answer(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        lines, length = [b"date: %b\r\n" % formatdate(time.time(), usegmt=True).encode()], None
-        for name, value in headers:
-            if name == b"content-length":
-                length = int(value)
-            elif name == b"connection" and value.lower() == b"close":
-                self.keep_alive = False
-            else:
-                lines.append(b"%b: %b\r\n" % (name, value))
-        self.start(status, b"".join(lines), length=length)
 
     def _end(self) -> None:
         self.response_complete = True

@@ -34,7 +34,13 @@ def parse_target(raw: bytes, headers: Iterable[tuple[bytes, bytes]] = ()) -> Tar
     """Parse a target; raise ApiError 400 that quotes it. An absolute target must repeat the Host in `headers`."""
     path, _, query = raw.partition(b"?")
     if not path.startswith(b"/"):
-        path = _path_of_absolute(path, headers)
+        absolute = _ABSOLUTE.fullmatch(path)  # http://HOST/PATH, which a server must accept (RFC 9112, 3.2.2)
+        if absolute is None:
+            raise _bad(path, "write a path that begins with '/'")
+        authority, rest = absolute.groups()
+        if [value.lower() for name, value in headers if name == b"host"] != [authority.lower()]:
+            raise _bad(path, "its host is not that of the Host header; this server is no proxy")
+        path = rest or b"/"
     if not _QUERY.fullmatch(query):
         raise _bad(raw, "its query has characters that a URL cannot have; percent-encode them")
     return Target(parse_path(path), query)
@@ -66,17 +72,6 @@ def _segment(part: bytes, raw: bytes) -> str:
     if "\\" in segment or any(name.partition(";")[0] in ("", ".", "..") for name in segment.split("/")):
         raise _bad(raw, "'.', '..', '\\' and empty parts are not resolved; write the path they lead to")
     return segment
-
-
-def _path_of_absolute(target: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """The path of `http://HOST/PATH`, which a server must accept (RFC 9112, 3.2.2); other hosts are refused."""
-    absolute = _ABSOLUTE.fullmatch(target)
-    if absolute is None:
-        raise _bad(target, "write a path that begins with '/'")
-    authority, path = absolute.groups()
-    if [value.lower() for name, value in headers if name == b"host"] != [authority.lower()]:
-        raise _bad(target, "its host is not that of the Host header; this server is no proxy")
-    return path or b"/"
 
 
 def _bad(raw: bytes, why: str) -> ApiError:

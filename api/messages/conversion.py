@@ -44,7 +44,9 @@ def chat_fields(request: requests.Conversation) -> Fields:
         if request.tool_choice is not None:
             fields["tool_choice"] = _choice(request.tool_choice)
             fields["parallel_tool_calls"] = not request.tool_choice.disable_parallel_tool_use
-    if _is_begun(request.messages[-1], made[-1] if made else {}):
+    # The answer goes on with the last message if that is the assistant's and has text.
+    is_begun = request.messages[-1].role == "assistant" and made and made[-1].get("content")
+    if is_begun and "tool_calls" not in made[-1]:
         fields["continue_final_message"] = True
     kwargs = dict(request.chat_template_kwargs or {})
     if request.thinking is not None:
@@ -78,32 +80,27 @@ def _control(control: CacheControl | None) -> Fields:
     return {} if control is None else {"cache_control": to_builtins(control)}
 
 
-def _is_begun(last: requests.Turn, made: Fields) -> bool:
-    """Tell whether the answer goes on with the last message, which is the assistant's and has text."""
-    return last.role == "assistant" and bool(made.get("content")) and "tool_calls" not in made
-
-
 def _messages(message: requests.Turn, where: str) -> Iterator[Fields]:
     """The chat's messages for one of these: results of tools become messages of their own, and come first."""
     if isinstance(message.content, str):
         yield {"role": message.role, "content": message.content}
         return
     for i, block in enumerate(message.content):
-        _check_role(message.role, block, f"{where}.content[{i}]")
+        at = f"{where}.content[{i}]"
+        is_users = isinstance(block, requests.ToolResultBlock | requests.ImageBlock | requests.DocumentBlock)
+        is_anyones = isinstance(block, requests.TextBlock)
+        if not is_anyones and (message.role == "system" or is_users != (message.role == "user")):
+            role, tag = quoted(message.role), quoted(type(block).__struct_config__.tag)
+            raise invalid(f"{at} is of type {tag}; a message of the role {role} cannot have it", at)
         if isinstance(block, requests.ToolResultBlock):
-            yield _result(block, f"{where}.content[{i}]")
+            content = block.content
+            if isinstance(content, list):
+                content = "\n".join(_text(part, f"{at}.content[{j}]") for j, part in enumerate(content))
+            result: Fields = {"role": "tool", "tool_call_id": block.tool_use_id, "content": content or ""}
+            yield result | _control(block.cache_control)
     made = _message(message, where)
     if made.keys() != {"role"} or message.role == "assistant":
         yield made
-
-
-def _check_role(role: str, block: requests.Block, where: str) -> None:
-    if isinstance(block, requests.TextBlock):
-        return
-    is_users = isinstance(block, requests.ToolResultBlock | requests.ImageBlock | requests.DocumentBlock)
-    if role == "system" or is_users != (role == "user"):
-        tag = type(block).__struct_config__.tag
-        raise invalid(f"{where} is of type {quoted(tag)}; a message of the role {quoted(role)} cannot have it", where)
 
 
 def _message(message: requests.Turn, where: str) -> Fields:
@@ -121,7 +118,10 @@ def _message(message: requests.Turn, where: str) -> Fields:
             case requests.TextBlock() | requests.ImageBlock() | requests.DocumentBlock():
                 if text := _text(block, f"{where}.content[{i}]"):
                     control = block.cache_control if not isinstance(block, requests.ImageBlock) else None
-                    parts.append(_part(text, control if _may_end(message, i) else None))
+                    # A result further on comes before this part in the chat: the control would count for that, too.
+                    later = message.content[i + 1 :]
+                    is_before_result = any(isinstance(each, requests.ToolResultBlock) for each in later)
+                    parts.append(_part(text, None if is_before_result else control))
             case requests.ToolResultBlock() | requests.RedactedThinkingBlock():
                 pass
     if len(parts) == 1 and not (calls and "cache_control" in parts[0]):
@@ -137,19 +137,6 @@ def _message(message: requests.Turn, where: str) -> Fields:
         if isinstance(last, requests.ToolUseBlock):
             made |= _control(last.cache_control)
     return made
-
-
-def _may_end(message: requests.Turn, i: int) -> bool:
-    """Tell whether all that the chat shows up to the end of a block stands before it in the message, too."""
-    return not any(isinstance(block, requests.ToolResultBlock) for block in message.content[i + 1 :])
-
-
-def _result(block: requests.ToolResultBlock, where: str) -> Fields:
-    content = block.content
-    if isinstance(content, list):
-        content = "\n".join(_text(part, f"{where}.content[{i}]") for i, part in enumerate(content))
-    made = {"role": "tool", "tool_call_id": block.tool_use_id, "content": content or ""}
-    return made | _control(block.cache_control)
 
 
 def _text(block: requests.ResultBlock | requests.Block, where: str) -> str:

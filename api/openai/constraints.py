@@ -138,7 +138,12 @@ def calls_schema(tools: Sequence[Mapping[str, Any]], most: int | None = None) ->
     for tool in tools:
         parameters = dict(_parameters(tool))
         for key in DEFINITIONS:
-            _collect(definitions.setdefault(key, {}), parameters.pop(key, None), key, tool["name"])
+            # They move to the root of the schema of all tools, where references look for them.
+            together, own = definitions.setdefault(key, {}), parameters.pop(key, None)
+            for name, definition in (own if isinstance(own, dict) else {}).items():
+                if together.setdefault(name, definition) != definition:
+                    both = f"two tools define {key}.{name} differently, the second is {quoted(tool['name'])}"
+                    raise invalid(f"{both}; rename one", "tools")
         calls.append(
             {
                 "type": "object",
@@ -151,14 +156,6 @@ def calls_schema(tools: Sequence[Mapping[str, Any]], most: int | None = None) ->
     if most is not None:
         schema["maxItems"] = most
     return schema | {key: found for key, found in definitions.items() if found}
-
-
-def _collect(into: Schema, found: Any, key: str, tool: str) -> None:
-    """Move a tool's definitions to the root of the schema of all tools, where references look for them."""
-    for name, definition in (found if isinstance(found, dict) else {}).items():
-        if into.setdefault(name, definition) != definition:
-            where = f"{key}.{name}"
-            raise invalid(f"two tools define {where} differently, the second is {quoted(tool)}; rename one", "tools")
 
 
 def _parameters(tool: Mapping[str, Any]) -> Schema:

@@ -30,7 +30,13 @@ def chat_of(request: ResponsesRequest) -> ChatRequest:
     fields |= {name: value for name in _SAMPLING if (value := getattr(request, name)) is not None}
     if request.max_output_tokens is not None:
         fields["max_completion_tokens"] = request.max_output_tokens
-    fields |= _tool_fields(request)
+    shown = list(shown_tools(request.tools or ()))
+    if shown:
+        fields["tools"] = [tool.function for tool in shown]
+    if shown or request.tool_choice not in (None, "none", "auto"):
+        fields["tool_choice"] = _choice(request.tool_choice, shown)
+    if request.parallel_tool_calls is not None:
+        fields["parallel_tool_calls"] = request.parallel_tool_calls
     if request.reasoning is not None and request.reasoning.effort is not None:
         fields["reasoning_effort"] = request.reasoning.effort
     if request.text is not None and (wanted := _format(request.text.format)) is not None:
@@ -86,17 +92,6 @@ def _text(content: str | Sequence[Part] | None, where: str) -> str:
             message = f"{where}[{i}] is of type {quoted(part.type)}; the models served here read text only"
             raise invalid(message, f"{where}[{i}]", "unsupported")
     return "\n".join(part.text for part in content if part.text)
-
-
-def _tool_fields(request: ResponsesRequest) -> Fields:
-    shown = list(shown_tools(request.tools or ()))
-    fields: Fields = {"tools": [tool.function for tool in shown]} if shown else {}
-    choice = request.tool_choice
-    if shown or choice not in (None, "none", "auto"):
-        fields["tool_choice"] = _choice(choice, shown)
-    if request.parallel_tool_calls is not None:
-        fields["parallel_tool_calls"] = request.parallel_tool_calls
-    return fields
 
 
 def _choice(choice: str | NamedChoice | None, shown: Sequence[ShownTool]) -> Any:

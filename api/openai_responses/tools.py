@@ -62,7 +62,10 @@ class ShownTool(NamedTuple):
         tool = self.tool
         description, parameters = tool.description, tool.parameters
         if self.called.is_custom:
-            description, parameters = _with_format(tool), INPUT_SCHEMA
+            parameters = INPUT_SCHEMA
+            if tool.format is not None and (grammar := tool.format.definition):
+                follows = f"The input follows this {tool.format.syntax} grammar:\n{grammar}"
+                description = f"{description or ''}\n\n{follows}".lstrip()
         fields = {"description": description, "parameters": parameters, "strict": tool.strict}
         given = {name: value for name, value in fields.items() if value is not None}
         return {"type": "function", "function": {"name": self.shown_name} | given}
@@ -99,13 +102,6 @@ def _shown(tool: ResponseTool, namespace: str | None) -> ShownTool:
 
 def shown_name(name: str, namespace: str | None) -> str:
     return name if namespace is None else f"{namespace}__{name}"
-
-
-def _with_format(tool: ResponseTool) -> str | None:
-    form = tool.format
-    if form is None or not form.definition:
-        return tool.description
-    return f"{tool.description or ''}\n\nThe input follows this {form.syntax} grammar:\n{form.definition}".lstrip()
 
 
 def arguments_of(input: str) -> str:

@@ -113,23 +113,20 @@ class CallParser(ABC):
                     self._release()
                 self._held.append(char)
             elif char and char in self.opening and self._may_begin():
-                char = yield from self._attempt(char)
+                self._in_text = False
+                try:
+                    self._hold(char)
+                    following: str | None = yield from self._calls(char, (yield))
+                except Unexpected as unexpected:
+                    following = unexpected.char
+                    self._release()
+                self._in_text, self._in_string = True, False
+                char = (yield) if following is None else following
                 continue
             elif char or not self._after_call:
                 self._release()
                 self._say(char)
             char = yield
-
-    def _attempt(self, char: str) -> Steps[str]:
-        self._in_text = False
-        try:
-            self._hold(char)
-            following: str | None = yield from self._calls(char, (yield))
-        except Unexpected as unexpected:
-            following = unexpected.char
-            self._release()
-        self._in_text, self._in_string = True, False
-        return (yield) if following is None else following
 
     # ---- for the formats
 

@@ -27,9 +27,16 @@ class JsonCallParser(CallParser):
         arguments: str | None = None  # known before the name
         opened = False
         while True:
-            key, char = yield from self._key(char)
+            char = yield from self._spaces(char)
+            key, char = yield from self._string(char)
+            char = yield from self._spaces(char)
+            char = yield from self._literal(char, ":")
+            char = yield from self._spaces(char)
             if key == "name" and name is None:
-                name, char = yield from self._name(char, known_only)
+                name, char = yield from self._string(char)
+                is_name = 0 < len(name) <= MAX_NAME and name.isprintable()
+                if not is_name or (known_only and name not in self._functions):
+                    raise Unexpected(char)
                 if arguments is not None:
                     opened = self._open_whole(name, arguments)
             elif key in ARGUMENTS and not opened:
@@ -52,19 +59,6 @@ class JsonCallParser(CallParser):
         return (yield)
 
     # ---- the parts of an object
-
-    def _key(self, char: str) -> Steps[tuple[str, str]]:
-        char = yield from self._spaces(char)
-        key, char = yield from self._string(char)
-        char = yield from self._spaces(char)
-        char = yield from self._literal(char, ":")
-        return key, (yield from self._spaces(char))
-
-    def _name(self, char: str, known_only: bool) -> Steps[tuple[str, str]]:
-        name, char = yield from self._string(char)
-        if not (0 < len(name) <= MAX_NAME and name.isprintable()) or (known_only and name not in self._functions):
-            raise Unexpected(char)
-        return name, char
 
     def _arguments(self, char: str, name: str) -> Steps[str]:
         """Take the arguments of a call with this name, and open it as soon as they begin as an object does."""

@@ -1,7 +1,7 @@
 """ChatML for the byte tokenizer, as segments, so that a client's text never becomes a special token."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 from api.prompts.templates import Conversation
@@ -13,19 +13,16 @@ _START, _END = ByteTokenizer.im_start, ByteTokenizer.im_end
 
 
 def segments(conversation: Conversation) -> list[Segment]:
-    found = list(_segments(conversation))
-    return found[:-2] if conversation.continue_final_message else found
-
-
-def _segments(conversation: Conversation) -> Iterator[Segment]:
+    found: list[Segment] = []
     if conversation.tools:
-        yield from _turn("system", "\n".join(map(_json, conversation.tools)))
+        found += _turn("system", "\n".join(map(_json, conversation.tools)))
     for message in conversation.messages:
         calls = [_json(call) for call in message.get("tool_calls") or ()]
         content = message.get("content", "")
-        yield from _turn(message["role"], "\n".join([content, *calls]) if calls else content)
+        found += _turn(message["role"], "\n".join([content, *calls]) if calls else content)
     if conversation.add_generation_prompt:
-        yield from (_START, "assistant\n")
+        found += (_START, "assistant\n")
+    return found[:-2] if conversation.continue_final_message else found
 
 
 def _turn(role: str, text: str) -> tuple[Segment, ...]:

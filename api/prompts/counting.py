@@ -4,6 +4,7 @@ Thirty megabytes of JSON can be fifteen million token ids, which take twenty tim
 would be refused in any case is refused here; whatever cannot be counted is left to the reading proper.
 """
 
+from contextlib import suppress
 from typing import Any, Protocol
 
 import msgspec
@@ -53,7 +54,8 @@ def check_counts(counted: Countable, max_model_len: int | None, *, chat: bool) -
     _check_most(_commas(counted.logit_bias), MAX_LOGIT_BIAS, "logit_bias")
     _check_most(_commas(counted.stop_token_ids), MAX_STOP_TOKEN_IDS, "stop_token_ids")
     if chat:
-        _check_most(_length(counted.messages), MAX_MESSAGES, "messages")
+        with suppress(msgspec.MsgspecError):  # what is no list has no length
+            _check_most(len(_decode_list(counted.messages)), MAX_MESSAGES, "messages")
     for param in ("prompt_token_ids",) if chat else ("prompt", "prompt_token_ids"):
         # Check a list of token ids, or of lists of them; commas in a text mean nothing.
         json = bytes(getattr(counted, param))
@@ -74,10 +76,3 @@ def _check_most(entries: int, most: int, param: str) -> None:
 def _commas(raw: Raw) -> int:
     """The number of entries in a list or object of numbers."""
     return bytes(raw).count(b",") + 1
-
-
-def _length(raw: Raw) -> int:
-    try:
-        return len(_decode_list(raw))
-    except msgspec.MsgspecError:
-        return 0

@@ -270,16 +270,12 @@ def _message(message: Message, i: int, developer: bool) -> dict[str, Any]:
     if message.role == "developer" and not developer:
         seen["role"] = "system"  # its name of old, which most templates know alone
     for j, call in enumerate(seen.get("tool_calls") or ()):
-        call["function"]["arguments"] = _arguments(call["function"]["arguments"], f"messages[{i}].tool_calls[{j}]")
+        text, param = call["function"]["arguments"], f"messages[{i}].tool_calls[{j}].function.arguments"
+        try:
+            arguments = json.loads(text or "{}")
+        except (ValueError, RecursionError):
+            arguments = None
+        if not isinstance(arguments, dict):
+            raise invalid(f"{param} is {text[:80]!r}; it must be the JSON of an object", param)
+        call["function"]["arguments"] = arguments
     return seen
-
-
-def _arguments(text: str, call: str) -> dict[str, Any]:
-    try:
-        arguments = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        param = f"{call}.function.arguments"
-        raise invalid(f"{param} is {text[:80]!r}; it must be the JSON of an object", param)
-    return arguments

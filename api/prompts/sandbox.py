@@ -172,19 +172,15 @@ def _tojson(
 ) -> str:
     """Write JSON without the escapes for HTML of Jinja's own filter."""
     if indent:
-        _check_depth(value)
+        # Some kilobytes of a client's, nested deep, would become megabytes of blanks.
+        level = [value]
+        for _ in range(DEEPEST_INDENTED + 1):
+            nested = (each for each in level if isinstance(each, (dict, list, tuple)))
+            level = [child for each in nested for child in (each.values() if isinstance(each, dict) else each)]
+            _charge(len(level))
+        if level:
+            raise TooMuch(f"it indents JSON that is nested deeper than {DEEPEST_INDENTED}; nest less")
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _check_depth(value: Any) -> None:
-    """Refuse JSON that is indented deep: some kilobytes of a client's would become megabytes of blanks."""
-    level = [value]
-    for _ in range(DEEPEST_INDENTED + 1):
-        nested = (each for each in level if isinstance(each, (dict, list, tuple)))
-        level = [child for each in nested for child in (each.values() if isinstance(each, dict) else each)]
-        _charge(len(level))
-    if level:
-        raise TooMuch(f"it indents JSON that is nested deeper than {DEEPEST_INDENTED}; nest less")
 
 
 def environment() -> Environment:

@@ -56,7 +56,11 @@ class SpelledTokens:
     def _check(self, param: str, value: Any) -> None:
         if self._spelled is None or not value:
             return
-        for text in chain(_texts(value), (_met(value, self._edge),)):
+        # Templates and engines may join the texts of messages and parts, and leave images out. Where long texts meet,
+        # only their ends matter, because each text by itself is searched anyway.
+        edge = self._edge
+        ends = (text if len(text) <= 2 * edge else f"{text[:edge]}\0{text[-edge:]}" for text in _shown(value))
+        for text in chain(_texts(value), ("".join(ends),)):
             found = self._spelled.search(text)
             if found is None and not text.isascii():  # a tokenizer may look for its tokens in the normalized text
                 found = self._spelled.search(unicodedata.normalize("NFKC", text))
@@ -79,14 +83,6 @@ def _pattern(texts: list[str], depth: int = 0) -> str:
     if not groups:
         return re.escape(prefix)
     return f"{re.escape(prefix)}(?:{'|'.join(groups)}){'?' if '' in rest else ''}"
-
-
-def _met(value: Any, edge: int) -> str:
-    """The texts of messages and parts as they meet: templates and engines may join them, and leave images out.
-
-    Of a long text only its ends matter, because the text by itself is searched anyway.
-    """
-    return "".join(text if len(text) <= 2 * edge else f"{text[:edge]}\0{text[-edge:]}" for text in _shown(value))
 
 
 def _shown(value: Any) -> Iterator[str]:

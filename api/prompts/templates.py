@@ -62,14 +62,20 @@ class ChatTemplate:
     def render(self, conversation: Conversation) -> str:
         if conversation.tools and "tools" not in self.source:
             raise invalid("tools is set; this model's chat template has no place for them, leave it out", "tools")
-        if taken := conversation.kwargs.keys() & self._reserved():
+        reserved = {"messages", "tools", "documents", "add_generation_prompt", *self._special_tokens}
+        if taken := conversation.kwargs.keys() & reserved:
             name = min(taken)
             raise invalid(f"chat_template_kwargs sets {name!r}; that is the server's to set", "chat_template_kwargs")
         if not conversation.continue_final_message:
             return self._render(conversation, conversation.messages)
         *earlier, last = conversation.messages
         text = self._render(conversation, [*earlier, last | {"content": last["content"] + _END_OF_MESSAGE}])
-        return _cut(text, last["content"])
+        end = text.rfind(_END_OF_MESSAGE.rstrip())
+        if end < 0 or last["content"].strip() not in text:  # the template may have left out a part, as the thoughts
+            reason = "the chat template does not show the last message as it is, so it cannot be continued"
+            raise invalid(f"continue_final_message is set; {reason}", "continue_final_message")
+        kept_spaces = text.startswith(_END_OF_MESSAGE, end)
+        return text[:end] if kept_spaces else text[:end].rstrip()
 
     def renders_alone(self, messages: list[dict[str, Any]]) -> bool:
         """Tell whether plain Jinja renders the messages: with no special tokens, and nothing that transformers adds."""
@@ -85,9 +91,6 @@ class ChatTemplate:
 
     def parsed(self) -> jinja2.nodes.Template:
         return _ENVIRONMENT.parse(self.source)
-
-    def _reserved(self) -> set[str]:
-        return {"messages", "tools", "documents", "add_generation_prompt", *self._special_tokens}
 
     def _render(self, conversation: Conversation, messages: list[dict[str, Any]]) -> str:
         try:
@@ -107,15 +110,6 @@ class ChatTemplate:
         except Exception as error:
             # A template is a program that runs on the client's data: it may fail in any way.
             raise invalid(f"the chat template refuses the messages: {error}", "messages") from error
-
-
-def _cut(text: str, message: str) -> str:
-    end = text.rfind(_END_OF_MESSAGE.rstrip())
-    if end < 0 or message.strip() not in text:  # the template may have left out a part, such as the thoughts
-        reason = "the chat template does not show the last message as it is, so it cannot be continued"
-        raise invalid(f"continue_final_message is set; {reason}", "continue_final_message")
-    kept_spaces = text.startswith(_END_OF_MESSAGE, end)
-    return text[:end] if kept_spaces else text[:end].rstrip()
 
 
 _ENVIRONMENT = environment()

@@ -20,16 +20,13 @@ def safe_cuts(added: Iterable[AddedToken]) -> tuple[str, ...]:
     """The safe tokens, shortest first."""
     taken_first = [token for token in added if not token.normalized and token.content]
     texts = [token.content for token in taken_first]
-    safe = (token.content for token in taken_first if _stands_alone(token))
-    return tuple(sorted((text for text in safe if not _overlaps(text, texts)), key=len))
-
-
-def _stands_alone(token: AddedToken) -> bool:
-    first = token.content[0]
-    is_mark = not (first.isalnum() or first == "_" or first.isspace()) and first.isascii()
-    return is_mark and not (token.lstrip or token.single_word)
-
-
-def _overlaps(text: str, others: Iterable[str]) -> bool:
-    beginnings = tuple(text[:end] for end in range(1, len(text)))
-    return any((other != text and text in other) or other.endswith(beginnings) for other in others)
+    safe = []
+    for token in taken_first:
+        text, first = token.content, token.content[0]
+        is_mark = first.isascii() and not (first.isalnum() or first == "_" or first.isspace())
+        if is_mark and not (token.lstrip or token.single_word):
+            beginnings = tuple(text[:end] for end in range(1, len(text)))
+            overlaps = any((other != text and text in other) or other.endswith(beginnings) for other in texts)
+            if not overlaps:
+                safe.append(text)
+    return tuple(sorted(safe, key=len))

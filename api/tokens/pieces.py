@@ -18,7 +18,9 @@ def piece_rule(decoder: Mapping[str, Any] | None) -> Piece | None:
 
     Steps that apply only at the start of a text (strip a space) are left out: generated text continues a prompt.
     """
-    steps = _steps(decoder)
+    if decoder is None:
+        return None
+    steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
     if [step["type"] for step in steps] == ["ByteLevel"]:
         return byte_level
     replacements: list[tuple[str, str]] = []
@@ -40,12 +42,6 @@ def piece_rule(decoder: Mapping[str, Any] | None) -> Piece | None:
     return _sentencepiece(replacements, byte_fallback) if steps else None
 
 
-def _steps(decoder: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
-    if decoder is None:
-        return []
-    return decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
-
-
 def _sentencepiece(replacements: list[tuple[str, str]], byte_fallback: bool) -> Piece:
     def piece(token: str) -> bytes:
         if byte_fallback and (byte := _BYTE.fullmatch(token)):
@@ -65,11 +61,7 @@ def byte_level(token: str) -> bytes:
         return token.encode()
 
 
-def _byte_of() -> dict[str, int]:
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-_BYTE_OF = _byte_of()
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+_BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + i): byte for i, byte in enumerate(_OTHERS)}
 ALPHABET = _BYTE_OF.keys()

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Protocol
 
 from tokenizers import Tokenizer as Tokenizers
 
@@ -100,9 +100,13 @@ class HfTokenizer:
     """A `tokenizer.json`, with the special tokens and the chat template from the files beside it."""
 
     def __init__(self, path: str | Path) -> None:
-        file = _tokenizer_file(Path(path))
+        file = Path(path, "tokenizer.json") if Path(path).is_dir() else Path(path)
+        if not file.is_file():
+            raise ValueError(f"{file} does not exist; name a tokenizer.json, or a folder with one")
         self.name = str(path)
-        config = _config(file.parent)
+        config = _read_json(file.parent / "tokenizer_config.json")
+        if "added_tokens_decoder" not in config:  # else it lists all tokens, and wins over the older file
+            config |= _read_json(file.parent / "special_tokens_map.json")
         self.special_tokens: Mapping[str, str] = _special_tokens(config)
         # Set once: changing it while another thread encodes is an error in `tokenizers`.
         self._tokenizer = _loaded(file)
@@ -165,19 +169,9 @@ def load_tokenizer(path: str | Path | None) -> Tokenizer:
 def eos_token_ids(folder: Path) -> tuple[int, ...]:
     generation, model = (_read_json(folder / name) for name in ("generation_config.json", "config.json"))
     named = generation.get("eos_token_id", model.get("eos_token_id"))
-    return tuple(i for i in (named if isinstance(named, list) else [named]) if _is_token_id(i))
-
-
-def _is_token_id(value: object) -> TypeGuard[int]:
-    """Tell whether a value is a token id; some files say -1 for none."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < TOKEN_IDS
-
-
-def _tokenizer_file(path: Path) -> Path:
-    file = path / "tokenizer.json" if path.is_dir() else path
-    if not file.is_file():
-        raise ValueError(f"{file} does not exist; name a tokenizer.json, or a folder with one")
-    return file
+    named = named if isinstance(named, list) else [named]
+    # Some files say -1 for none.
+    return tuple(i for i in named if isinstance(i, int) and not isinstance(i, bool) and 0 <= i < TOKEN_IDS)
 
 
 def _loaded(file: Path) -> Tokenizers:
@@ -190,13 +184,6 @@ def _loaded(file: Path) -> Tokenizers:
 
 def _read_json(file: Path) -> dict[str, Any]:
     return read_object(file) if file.is_file() else {}
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    """The tokenizer's configuration. The older file of special tokens wins, unless the newer one lists all tokens."""
-    config = _read_json(folder / "tokenizer_config.json")
-    older = {} if "added_tokens_decoder" in config else _read_json(folder / "special_tokens_map.json")
-    return config | older
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
