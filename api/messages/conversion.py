@@ -1,6 +1,6 @@
 """Requests of the Messages API as chat requests."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import msgspec
@@ -33,7 +33,14 @@ def counted_chat_of(request: requests.Conversation) -> ChatRequest:
 
 def chat_fields(request: requests.Conversation) -> Fields:
     """The fields of the chat request that decide on its prompt."""
-    made = list(_system(request.system))
+    made: list[Fields] = []
+    system = [TextPart("text", request.system)] if isinstance(request.system, str) else request.system or ()
+    kept = [block for block in system if block.text and not block.text.startswith(BILLING_HEADER)]
+    if len(kept) > 1 and any(block.cache_control is not None for block in kept):
+        made.append({"role": "system", "content": [_part(block.text, block.cache_control) for block in kept]})
+    elif kept:
+        text = "\n".join(block.text for block in kept)
+        made.append({"role": "system", "content": text} | _control(kept[-1].cache_control))
     for i, message in enumerate(request.messages):
         made += _messages(message, f"messages[{i}]")
     if made and request.cache_control is not None:
@@ -61,15 +68,6 @@ def chat_fields(request: requests.Conversation) -> Fields:
         schema = {"name": "output", "schema": config.format.schema}
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
     return fields
-
-
-def _system(system: str | Sequence[TextPart] | None) -> Iterator[Fields]:
-    blocks = [TextPart("text", system)] if isinstance(system, str) else system or ()
-    kept = [block for block in blocks if block.text and not block.text.startswith(BILLING_HEADER)]
-    if len(kept) > 1 and any(block.cache_control is not None for block in kept):
-        yield {"role": "system", "content": [_part(block.text, block.cache_control) for block in kept]}
-    elif kept:
-        yield {"role": "system", "content": "\n".join(block.text for block in kept)} | _control(kept[-1].cache_control)
 
 
 def _part(text: str, control: CacheControl | None) -> Fields:

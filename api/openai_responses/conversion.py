@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 
 from api.errors import invalid, quoted
 from api.openai.requests import ChatRequest
-from api.openai_responses.requests import Format, Item, NamedChoice, Part, ResponsesRequest
+from api.openai_responses.requests import Item, NamedChoice, Part, ResponsesRequest
 from api.openai_responses.tools import ShownTool, arguments_of, shown_name, shown_tools
 from api.reading import converted
 
@@ -39,8 +39,14 @@ def chat_of(request: ResponsesRequest) -> ChatRequest:
         fields["parallel_tool_calls"] = request.parallel_tool_calls
     if request.reasoning is not None and request.reasoning.effort is not None:
         fields["reasoning_effort"] = request.reasoning.effort
-    if request.text is not None and (wanted := _format(request.text.format)) is not None:
-        fields["response_format"] = wanted
+    form = None if request.text is None else request.text.format
+    if form is not None and form.type == "json_object":
+        fields["response_format"] = {"type": "json_object"}
+    elif form is not None and form.type != "text":
+        schema: Fields = {"name": form.name or "output", "schema": form.schema or {}}
+        if form.strict is not None:
+            schema["strict"] = form.strict
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
     return converted(fields, ChatRequest)
 
 
@@ -110,14 +116,3 @@ def _choice(choice: str | NamedChoice | None, shown: Sequence[ShownTool]) -> Any
 
 def _function(name: str) -> Fields:
     return {"type": "function", "function": {"name": name}}
-
-
-def _format(wanted: Format | None) -> Fields | None:
-    if wanted is None or wanted.type == "text":
-        return None
-    if wanted.type == "json_object":
-        return {"type": "json_object"}
-    schema: Fields = {"name": wanted.name or "output", "schema": wanted.schema or {}}
-    if wanted.strict is not None:
-        schema["strict"] = wanted.strict
-    return {"type": "json_schema", "json_schema": schema}

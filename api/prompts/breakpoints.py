@@ -4,7 +4,7 @@
 its end. `prompt_cache_retention` "24h", as OpenAI's send it: the whole prompt.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -23,24 +23,22 @@ class Ended(NamedTuple):
 def breakpoints(request: ChatRequest) -> list[Breakpoint]:
     """The last one for each time, in order, without those that a longer time covers."""
     found: dict[float, Breakpoint] = {}
-    for point in _all_breakpoints(request):
+    every: list[Breakpoint] = []
+    for i, tool in enumerate(request.tools):
+        given = tool.get("cache_control")
+        if (control := (None if given is None else msgspec.convert(given, CacheControl))) is not None:
+            every.append(Breakpoint(control.ttl_s, tool=i))
+    for i, message in enumerate(request.messages):
+        for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
+            if part.cache_control is not None:
+                every.append(Breakpoint(part.cache_control.ttl_s, message=i, part=j))
+        if message.cache_control is not None:
+            every.append(Breakpoint(message.cache_control.ttl_s, message=i))
+    for point in every:
         found.pop(point.ttl_s, None)
         found[point.ttl_s] = point
     points = list(found.values())
     return [point for i, point in enumerate(points) if all(after.ttl_s < point.ttl_s for after in points[i + 1 :])]
-
-
-def _all_breakpoints(request: ChatRequest) -> Iterable[Breakpoint]:
-    for i, tool in enumerate(request.tools):
-        given = tool.get("cache_control")
-        if (control := (None if given is None else msgspec.convert(given, CacheControl))) is not None:
-            yield Breakpoint(control.ttl_s, tool=i)
-    for i, message in enumerate(request.messages):
-        for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
-            if part.cache_control is not None:
-                yield Breakpoint(part.cache_control.ttl_s, message=i, part=j)
-        if message.cache_control is not None:
-            yield Breakpoint(message.cache_control.ttl_s, message=i)
 
 
 def without_control(tool: dict[str, Any]) -> dict[str, Any]:

@@ -64,18 +64,17 @@ class _Window:
         self._shown = 0  # how many tokens of the window have been emitted
 
     def feed(self, token_ids: Sequence[int]) -> str:
-        # One by one: where the window moves must not depend on the cuts.
-        return "".join(map(self._feed_one, token_ids))
-
-    def _feed_one(self, token_id: int) -> str:
-        self._window.append(token_id)
-        text = self._new_text()
-        held = len(self._window) - self._shown
-        if held < MAX_HELD_TOKENS and (not text or text.endswith(REPLACEMENT)):
-            return ""
-        del self._window[: self._shown]
-        self._shown = len(self._window)
-        return text
+        said = ""
+        for token_id in token_ids:  # one by one: where the window moves must not depend on the cuts
+            self._window.append(token_id)
+            text = self._new_text()
+            held = len(self._window) - self._shown
+            if held < MAX_HELD_TOKENS and (not text or text.endswith(REPLACEMENT)):
+                continue
+            del self._window[: self._shown]
+            self._shown = len(self._window)
+            said += text
+        return said
 
     def _new_text(self) -> str:
         before = self._decode(self._window[: self._shown], skip_special_tokens=False)
