@@ -75,7 +75,8 @@ class Poller:
         self.is_news = False  # the last question was the first without an answer
         self._locate = locate
         self._away_since_s: float | None = None
-        self._connect(locate())
+        where = locate()
+        self.fleet = FleetClient(where.url, where.key)
 
     @property
     def away_s(self) -> float:
@@ -93,22 +94,16 @@ class Poller:
             self.why = error.reason
             self.is_news = self._away_since_s is None
             self._away_since_s = self._away_since_s or time.monotonic()
-            self._find_again()
+            try:
+                where = self._locate()
+            except click.ClickException:  # none is there now
+                return None
+            if where.url != self.fleet.url:
+                self.fleet.close()
+                self.fleet = FleetClient(where.url, where.key)
             return None
         self._away_since_s = None
         return answer
-
-    def _find_again(self) -> None:
-        try:
-            where = self._locate()
-        except click.ClickException:  # none is there now
-            return
-        if where.url != self.fleet.url:
-            self.fleet.close()
-            self._connect(where)
-
-    def _connect(self, where: Where) -> None:
-        self.fleet = FleetClient(where.url, where.key)
 
     def __enter__(self) -> Self:
         return self

@@ -110,7 +110,9 @@ class Autoscaler:
             return None
         if self._short_since_s is None:
             self._short_since_s = now_s
-        if now_s - self._short_since_s < plan.up_after_s or self._more_will_come(wanted, demand, now_s):
+        since_s = self._incomplete_since_s
+        are_starting = since_s is not None and now_s - since_s < STARTS_S * plan.up_after_s
+        if now_s - self._short_since_s < plan.up_after_s or (demand.replicas < wanted and are_starting):
             return None
         more = min(max(demand.enough(plan.ttft_target_s), wanted + 1), 2 * wanted, plan.max)
         if self._fewer_s is not None:
@@ -126,11 +128,6 @@ class Autoscaler:
             else f"every replica has a queue, and {demand.memory:.0%} of the KV memory is in use"
         )
         return more
-
-    def _more_will_come(self, wanted: int, demand: Demand, now_s: float) -> bool:
-        """True while replicas that were requested last are still starting."""
-        since_s = self._incomplete_since_s
-        return demand.replicas < wanted and since_s is not None and now_s - since_s < STARTS_S * self.plan.up_after_s
 
     def _fewer(self, wanted: int, there: int, demand: Demand, now_s: float) -> int | None:
         plan, fewer = self.plan, wanted - 1

@@ -34,7 +34,16 @@ def launch(task: Task, host: str, incarnation: str) -> Launch:
     """Build the command; `host` is the node's address. Raise OSError if `engine_missing` finds no engine."""
     if (server := SERVERS.get(task.plan.engine)) is not None:
         return _foreign(server, task, host, incarnation)
-    return Launch(_ours(task, host), _environment(task.plan, OUR_KEY), None)
+    # The plan's options come before ours, so that ours count; only of the device it may have its own mind.
+    plan = task.plan
+    device = ("--device", "cuda" if plan.resources.gpus else "cpu")
+    what = ["--model", plan.model, "--served-model-name", plan.served_name, "--engine", plan.engine]
+    where = ["--host", host, "--port", "0", "--events-host", host, "--events-port", "0", "--replica-name", task.name]
+    where += ["--kv-host", host, "--kv-port", "0"]
+    life = ["--set=die_with_parent=true", "--drain-timeout", f"{plan.drain_timeout_s:g}"]
+    files = _given({"--tokenizer": plan.tokenizer, "--chat-template": plan.chat_template, "--role": plan.role})
+    command = module("fleet", "replica", *device, *plan.options, *what, *where, *life, *files)
+    return Launch(tuple(command), _environment(plan, OUR_KEY), None)
 
 
 def engine_missing(plan: ModelPlan, host: str = "127.0.0.1") -> str | None:
@@ -57,32 +66,16 @@ def engine_missing(plan: ModelPlan, host: str = "127.0.0.1") -> str | None:
 # ---- ours
 
 
-def _ours(task: Task, host: str) -> tuple[str, ...]:
-    """The plan's options come before ours, so that ours count; only of the device it may have its own mind."""
-    plan = task.plan
-    device = ("--device", "cuda" if plan.resources.gpus else "cpu")
-    what = ["--model", plan.model, "--served-model-name", plan.served_name, "--engine", plan.engine]
-    where = ["--host", host, "--port", "0", "--events-host", host, "--events-port", "0", "--replica-name", task.name]
-    where += ["--kv-host", host, "--kv-port", "0"]
-    life = ["--set=die_with_parent=true", "--drain-timeout", f"{plan.drain_timeout_s:g}"]
-    files = _given({"--tokenizer": plan.tokenizer, "--chat-template": plan.chat_template, "--role": plan.role})
-    return tuple(module("fleet", "replica", *device, *plan.options, *what, *where, *life, *files))
-
-
 # ---- other engines
 
 
-def _free_ports(host: str) -> list[int]:
-    """Find free ports; if another process takes one, the engine ends, and starts again with others."""
-    with ExitStack() as held:  # together, so that they are different ones
+def _foreign(server: ServerCommand, task: Task, host: str, incarnation: str) -> Launch:
+    plan = task.plan
+    with ExitStack() as held:  # together, so that they are different ones; if one is taken, the engine starts again
         sockets = [held.enter_context(socket.socket()) for _ in range(3)]
         for each in sockets:
             each.bind((host, 0))
-        return [each.getsockname()[1] for each in sockets]
-
-
-def _foreign(server: ServerCommand, task: Task, host: str, incarnation: str) -> Launch:
-    plan, (http, events, replay) = task.plan, _free_ports(host)
+        http, events, replay = (each.getsockname()[1] for each in sockets)
     publisher = {
         **server.events,
         "publisher": "zmq",

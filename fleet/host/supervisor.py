@@ -135,7 +135,14 @@ class Supervisor:
             if self._report.place is not None:
                 self._say(life="draining")
             if self.task.plan.engine in FOREIGN:
-                limit_s -= await self._wait_until_idle(child, limit_s)
+                # It would cut running requests. If it hangs, it is not measured; if it crashes, there are none left.
+                begun_s = time.monotonic()
+                version = self._report.version  # a measurement counts that is from after the routers were told
+                while self._report.place is not None and not child.is_over and time.monotonic() - begun_s < limit_s:
+                    if self._report.version != version and not self._report.open_requests:
+                        break
+                    await asyncio.sleep(STARTING_LOOK_S)
+                limit_s -= time.monotonic() - begun_s
             ended = await child.stop(max(limit_s, 0.0) + STOP_LIMIT_S)
         self._say(life="ended", place=None, pid=None)
         return ended
@@ -210,39 +217,22 @@ class Supervisor:
             while (measured := await probe.look()) is None:
                 await asyncio.sleep(STARTING_LOOK_S)
             self._say(life="ready", why="", place=place, notes=tuple(child.notes()), **measured)
-            await self._look_again_and_again(probe)
+            silent_s = 0.0  # time in which this process stood still itself is not counted
+            while True:
+                begun_s = time.monotonic()
+                await asyncio.sleep(LOOK_S)
+                self._log.shorten()
+                measured = await probe.look()
+                if measured is not None:
+                    silent_s = 0.0
+                    self._say(**measured)
+                    continue
+                silent_s += min(time.monotonic() - begun_s, LOOK_S + TIMEOUT_S)
+                if silent_s >= self.task.plan.wedged_after_s and not self._stopping.is_set():
+                    self._replace(f"was killed: it gave no sign of life for {silent_s:.0f} s")
+                    return
         finally:
             await probe.close()
-
-    async def _look_again_and_again(self, probe: Probe) -> None:
-        """Time in which this process stood still itself is not counted as the replica's silence."""
-        silent_s = 0.0
-        while True:
-            begun_s = time.monotonic()
-            await asyncio.sleep(LOOK_S)
-            self._log.shorten()
-            measured = await probe.look()
-            if measured is not None:
-                silent_s = 0.0
-                self._say(**measured)
-                continue
-            silent_s += min(time.monotonic() - begun_s, LOOK_S + TIMEOUT_S)
-            if silent_s >= self.task.plan.wedged_after_s and not self._stopping.is_set():
-                self._replace(f"was killed: it gave no sign of life for {silent_s:.0f} s")
-                return
-
-    async def _wait_until_idle(self, child: Child, limit_s: float) -> float:
-        """Wait for running requests of an engine that would cut them; return how long that took.
-
-        One that hangs is not measured any more, and one that crashes has nothing left to wait for.
-        """
-        begun_s = time.monotonic()
-        version = self._report.version  # a measurement counts that is from after the routers were told
-        while self._report.place is not None and not child.is_over and time.monotonic() - begun_s < limit_s:
-            if self._report.version != version and not self._report.open_requests:
-                break
-            await asyncio.sleep(STARTING_LOOK_S)
-        return time.monotonic() - begun_s
 
     def _say(self, **changed: Any) -> None:
         if changed.get("life", self._report.life) != self._report.life:

@@ -73,7 +73,8 @@ def main() -> None:
     except LaunchFailed as error:
         _give_up(answers, str(error))
     except Exception as error:  # Ray raises all manner of things
-        _say(traceback.format_exc())
+        with suppress(OSError):  # the disk of the launcher's log may be full
+            print(traceback.format_exc(), file=sys.stderr, flush=True)
         what = "Ray cannot start here" if order.address is None else f"the Ray at {order.address!r} cannot be joined"
         _give_up(answers, f"{what}: {one_line(error)}")
 
@@ -292,12 +293,6 @@ def begin(order: Order) -> Launched:
             found=found is not None,
         )
     raise AssertionError("the last try returns or raises")
-
-
-def _say(text: str) -> None:
-    """Into the launcher's log, if the disk has room for it."""
-    with suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
 
 
 def one_line(error: Exception) -> str:

@@ -83,7 +83,14 @@ def own_words(
         with command.make_context(table.command, list(words), default_map=dict(beside)) as ctx:
             check(ctx)
     except click.ClickException as error:
-        raise _explained(error, options) from error
+        # Name the key as the table spells it.
+        as_written = {key.replace("-", "_"): key for key in options}
+        if isinstance(error, click.BadParameter) and error.param is not None and error.param.name is not None:
+            key = as_written.get(error.param.name, error.param.name)
+            raise Mistake(f"{key}: {error.message.rstrip('.')}", key) from error
+        message = error.format_message()
+        named = [name.replace("-", "_") for name in re.findall(r"(?:--|\b(?=[a-z]+_))([a-z][a-z_-]*)", message)]
+        raise Mistake(message, *[as_written[name] for name in named if name in as_written][:1]) from error
     return tuple(words)
 
 
@@ -113,52 +120,39 @@ def _own_words(table: Table, key: str, value: object, own: Mapping[str, str]) ->
         yield f"{setting.option}={item}"
 
 
-def _explained(error: click.ClickException, options: Mapping[str, Any]) -> Mistake:
-    """Return click's error with the key as the table spells it."""
-    as_written = {key.replace("-", "_"): key for key in options}
-    if isinstance(error, click.BadParameter) and error.param is not None and error.param.name is not None:
-        key = as_written.get(error.param.name, error.param.name)
-        return Mistake(f"{key}: {error.message.rstrip('.')}", key)
-    message = error.format_message()
-    named = [name.replace("-", "_") for name in re.findall(r"(?:--|\b(?=[a-z]+_))([a-z][a-z_-]*)", message)]
-    return Mistake(message, *[as_written[name] for name in named if name in as_written][:1])
-
-
 # ---- other engines
 
 
 def foreign_words(engine: Engine, options: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the engine's options as words. Which exist depends on its version: only the fleet's own are refused."""
-    return tuple(word for key, value in options.items() for word in _foreign_words(engine, key, value))
-
-
-def _foreign_words(engine: Engine, key: str, value: Any) -> Iterator[str]:
-    """Yield the words of one option; a table becomes JSON."""
-    if not _NAME.fullmatch(key):
-        raise Mistake(f"{key!r} is not the name of an option; write it without --, like max-model-len", key)
-    name, own = key.replace("_", "-"), OWN_OF_FOREIGN[engine]
-    if name in own:
-        raise Mistake(f"{key} is set by the fleet; {own[name]}", key)
-    if meant := next((each for each in own if each.startswith(name)), None):  # the engines' parsers accept that
-        raise Mistake(f"{key} abbreviates --{meant}, which is set by the fleet; {own[meant]}", key)
-    match value:
-        case True:
-            yield f"--{name}"
-        case False if SERVERS[engine].negates:
-            yield f"--no-{name}"
-        case False:
-            raise Mistake(f"{key} is false, but {engine} has no --no-{name}; leave it out", key)
-        case str() | int() | float():
-            yield f"--{name}={value}"
-        case list():
-            yield from (f"--{name}", *_items(key, value))
-        case dict():
-            try:
-                yield f"--{name}={json.dumps(value, allow_nan=False)}"
-            except (TypeError, ValueError) as error:
-                raise Mistake(f"{key} contains a date or nan, which is not JSON; write a string", key) from error
-        case _:
-            raise Mistake(f"{key} is {shown(value)}; write a string, a number, a list, or a table for JSON", key)
+    own, words = OWN_OF_FOREIGN[engine], list[str]()
+    for key, value in options.items():
+        if not _NAME.fullmatch(key):
+            raise Mistake(f"{key!r} is not the name of an option; write it without --, like max-model-len", key)
+        name = key.replace("_", "-")
+        if name in own:
+            raise Mistake(f"{key} is set by the fleet; {own[name]}", key)
+        if meant := next((each for each in own if each.startswith(name)), None):  # the engines' parsers accept that
+            raise Mistake(f"{key} abbreviates --{meant}, which is set by the fleet; {own[meant]}", key)
+        match value:
+            case True:
+                words.append(f"--{name}")
+            case False if SERVERS[engine].negates:
+                words.append(f"--no-{name}")
+            case False:
+                raise Mistake(f"{key} is false, but {engine} has no --no-{name}; leave it out", key)
+            case str() | int() | float():
+                words.append(f"--{name}={value}")
+            case list():
+                words += (f"--{name}", *_items(key, value))
+            case dict():
+                try:
+                    words.append(f"--{name}={json.dumps(value, allow_nan=False)}")
+                except (TypeError, ValueError) as error:
+                    raise Mistake(f"{key} contains a date or nan, which is not JSON; write a string", key) from error
+            case _:
+                raise Mistake(f"{key} is {shown(value)}; write a string, a number, a list, or a table for JSON", key)
+    return tuple(words)
 
 
 def _items(key: str, values: list[Any]) -> Iterator[str]:

@@ -277,12 +277,10 @@ def _converted(values: dict[str, Any], kind: type[T]) -> T:
         value: Any = values
         for step in path:
             value = value[step]
-        raise Mistake(_explained(key, value, said), *path) from error
-
-
-def _explained(key: str, value: object, said: str) -> str:
-    if key == "engine":
-        listed = f"write {', '.join(ENGINES[:-1])} or {ENGINES[-1]}"
-        return f"engine is {shown(value)}; {nearest(value, ENGINES, listed) if isinstance(value, str) else listed}"
-    said = said.replace(" | null", "").replace("object", "table").replace("array", "list")
-    return f"{key} is {shown(value)}: {said[:1].lower()}{said[1:]}{FIXES.get(key, '')}"
+        if key == "engine":
+            listed = f"write {', '.join(ENGINES[:-1])} or {ENGINES[-1]}"
+            fix = nearest(value, ENGINES, listed) if isinstance(value, str) else listed
+            raise Mistake(f"engine is {shown(value)}; {fix}", *path) from error
+        said = said.replace(" | null", "").replace("object", "table").replace("array", "list")
+        message = f"{key} is {shown(value)}: {said[:1].lower()}{said[1:]}{FIXES.get(key, '')}"
+        raise Mistake(message, *path) from error

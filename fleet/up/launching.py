@@ -5,7 +5,7 @@ import math
 import os
 import socket
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import TypeAlias
 from urllib.parse import urlsplit
 
 import msgspec
@@ -85,8 +85,11 @@ class OnRay:
         self.holds = self._local
         self.retries: float = LOCAL_TRIES if self._local else math.inf
         self.away_s = math.inf if self._local else AWAY_S
-        # Every Ray's controller has the same port, which no other process can take in between.
-        self._held = _held_port() if self._local else None
+        # Every Ray's controller has the same port: the system gives it to nobody else, but a child can listen there.
+        self._held = socket.socket() if self._local else None
+        if self._held is not None:
+            self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._held.bind((LOOPBACK, 0))
         self._order = Order(
             plan=NO_MODELS,
             address=address,
@@ -102,7 +105,13 @@ class OnRay:
     async def start(self, plan: FleetPlan, *, again: bool = False) -> Launched:
         await self._clear()
         self._answered = False
-        with self._log() as errors:
+        path = self._folder / LOG
+        try:
+            self._folder.mkdir(0o700, parents=True, exist_ok=True)  # it may have been removed meanwhile
+            log = open_log(path, os.O_WRONLY | os.O_APPEND)
+        except OSError as error:
+            raise CannotStart(f"cannot write {str(path)!r}: {error.strerror}; choose another --log-dir") from error
+        with open(log, "ab") as errors:
             self._log_begin = errors.tell()
             child = self._child = await asyncio.create_subprocess_exec(
                 *module("fleet.on_ray.launch"),
@@ -139,25 +148,13 @@ class OnRay:
             return decode_answer.decode(await child.stdout.readuntil(b"\n"))
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, msgspec.MsgspecError):
             status = await child.wait()
-            return Trouble(
-                message="\n  | ".join([f"Ray's launcher ended with status {status}; its last words:", *self._last()])
-            )
-
-    def _log(self) -> BinaryIO:
-        """Open the log; its folder may have been removed meanwhile."""
-        path = self._folder / LOG
-        try:
-            self._folder.mkdir(0o700, parents=True, exist_ok=True)
-            return open(open_log(path, os.O_WRONLY | os.O_APPEND), "ab")
-        except OSError as error:
-            raise CannotStart(f"cannot write {str(path)!r}: {error.strerror}; choose another --log-dir") from error
-
-    def _last(self) -> list[str]:
-        try:
-            said = (self._folder / LOG).read_bytes()[self._log_begin :]
-        except OSError as error:
-            return [f"none: {error.strerror}"]
-        return said.decode(errors="replace").splitlines()[-LAST_LINES:]
+            lines = [f"Ray's launcher ended with status {status}; its last words:"]
+            try:
+                said = (self._folder / LOG).read_bytes()[self._log_begin :]
+                lines += said.decode(errors="replace").splitlines()[-LAST_LINES:]
+            except OSError as error:
+                lines.append(f"none: {error.strerror}")
+            return Trouble(message="\n  | ".join(lines))
 
     async def close(self) -> None:
         if (child := self._child) is not None:
@@ -194,11 +191,3 @@ class OnRay:
 
 
 Launcher: TypeAlias = InThisProcess | OnRay
-
-
-def _held_port() -> socket.socket:
-    """Reserve a free port: the system gives it to nobody else, but a child can still listen there."""
-    held = socket.socket()
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    held.bind((LOOPBACK, 0))
-    return held

@@ -128,7 +128,8 @@ def announcement(url: str, view: View, remarks: Sequence[str], guarded: bool) ->
     """Lines that fit into 80 columns where host and model are short."""
     names = [model.name for model in view.models]
     who = [f"{model.ready} replica{'s' * (model.ready != 1)} of {model.name}" for model in view.models]
-    lines = ["", f"{_listed(who)} {'answer' if who[1:] or view.models[0].ready != 1 else 'answers'} at {url}"]
+    listed = " and ".join([", ".join(who[:-1]), who[-1]] if len(who) > 1 else who)
+    lines = ["", f"{listed} {'answer' if who[1:] or view.models[0].ready != 1 else 'answers'} at {url}"]
     lines += [f"and can be watched at {url}/dashboard", ""]
     for model in names:
         lines += [f"  {each.name}  {each.url}  events {each.events or 'off'}" for each in view.of(model)]
@@ -137,10 +138,6 @@ def announcement(url: str, view: View, remarks: Sequence[str], guarded: bool) ->
     served = view.models[0].serves or names[0]
     lines += [f"  {line}" for line in curl(served, url, guarded)]
     return "\n".join([*lines, ""])
-
-
-def _listed(parts: Sequence[str]) -> str:
-    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 
 
 def curl(model: str, url: str, guarded: bool) -> list[str]:

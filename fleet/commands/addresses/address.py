@@ -1,6 +1,7 @@
 """The address of a router or fleet on the command line: a URL, HOST:PORT or PORT."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -23,7 +24,11 @@ class Address(Url):
         if is_port(text):
             return f"http://127.0.0.1:{int(text)}"
         if "://" not in text:
-            if not _has_port(text):
+            has_port = False
+            with suppress(ValueError):
+                parts = urlsplit(f"http://{text}")
+                has_port = bool(parts.hostname and parts.port)
+            if not has_port:
                 self.fail(f"{text!r} is not an address; write 8000, HOST:8000 or http://HOST:8000.", param, ctx)
             text = f"http://{text}"
         return super().convert(text, param, ctx)
@@ -39,14 +44,6 @@ class FleetAddress(Address):
 
 def is_port(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) < 10 and 0 < int(text) < 65536
-
-
-def _has_port(text: str) -> bool:
-    try:
-        parts = urlsplit(f"http://{text}")
-        return bool(parts.hostname and parts.port)
-    except ValueError:
-        return False
 
 
 def optional_argument(name: str, parameter: str, kind: Address) -> Callable[[Command], Command]:

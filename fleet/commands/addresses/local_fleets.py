@@ -8,7 +8,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
@@ -89,7 +89,15 @@ def remove_record(fleet: LocalFleet) -> None:
 
 def recorded_fleets() -> list[LocalFleet]:
     """Return every fleet that has a file, running or not; report and skip files that cannot be read."""
-    return list(_read(_folder()))
+    folder, found = _folder(), []
+    for path in sorted(folder.glob("*.json")) if _is_ours(folder) else ():
+        try:
+            found.append(_decode(path.read_bytes()))
+        except FileNotFoundError:
+            pass
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            _say(f"{path} is skipped: {error}; remove it")
+    return found
 
 
 def clean_up(fleet: LocalFleet) -> None:
@@ -120,16 +128,6 @@ def _is_ours(folder: Path) -> bool:
     except OSError:
         return False
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
-
-
-def _read(folder: Path) -> Iterator[LocalFleet]:
-    for path in sorted(folder.glob("*.json")) if _is_ours(folder) else ():
-        try:
-            yield _decode(path.read_bytes())
-        except FileNotFoundError:
-            pass
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            _say(f"{path} is skipped: {error}; remove it")
 
 
 # ---- which of them run
