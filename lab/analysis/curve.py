@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
-from numpy.typing import NDArray
 
 from lab.analysis.accesses import NOTHING, Accesses, Integers, earlier_of
 
@@ -72,20 +71,14 @@ def smaller_before(values: Integers, weights: Integers) -> Integers:
         starts = ranks >> (bit + 1) << (bit + 1)
         below = _sums(np.where(is_high, 0, weights))
         totals[ranks[is_high]] += (below[:-1] - below[starts])[is_high]
-        ranks, weights = _parted(ranks, weights, is_high, starts, 1 << bit)
+        # Each group has the elements whose bit is not set first, and otherwise is as it was.
+        lows = _sums((~is_high).astype(np.int64))
+        lows_before = lows[:-1] - lows[starts]
+        to = np.where(is_high, (1 << bit) + np.arange(size) - lows_before, starts + lows_before)
+        moved, weighed = np.empty_like(ranks), np.empty_like(weights)
+        moved[to], weighed[to] = ranks, weights
+        ranks, weights = moved, weighed
     return totals[first_ranks]
-
-
-def _parted(
-    ranks: Integers, weights: Integers, is_high: NDArray[np.bool_], starts: Integers, half: int
-) -> tuple[Integers, Integers]:
-    """Each group with the elements whose bit is not set first, and otherwise as it was."""
-    lows = _sums((~is_high).astype(np.int64))
-    lows_before = lows[:-1] - lows[starts]
-    to = np.where(is_high, half + np.arange(len(ranks)) - lows_before, starts + lows_before)
-    moved, weighed = np.empty_like(ranks), np.empty_like(weights)
-    moved[to], weighed[to] = ranks, weights
-    return moved, weighed
 
 
 def _sums(values: Integers) -> Integers:

@@ -213,8 +213,19 @@ class InFlight:
                 return
         elif len(self._error_body) < MAX_ERROR_BYTES:
             self._error_body += body
-        if complete:
-            self._complete()
+        if not complete:
+            return
+        outcome = self.outcome
+        if outcome.error:
+            self._end()
+        elif outcome.status != 200:
+            self._fail(f"status {outcome.status}", error_text(self._error_body))
+        elif not self._is_stream:
+            self._fail("not a stream", error_text(self._error_body))
+        elif not self._finished:
+            self._fail("cut short", "the stream ended without a finish_reason, and without [DONE] after a token")
+        else:
+            self._end()
 
     def broke(self, broken: Broken) -> None:
         if broken.refused:
@@ -249,19 +260,6 @@ class InFlight:
                 outcome.cached_tokens = event.usage.cached_tokens
 
     # ---- its end
-
-    def _complete(self) -> None:
-        outcome = self.outcome
-        if outcome.error:
-            self._end()
-        elif outcome.status != 200:
-            self._fail(f"status {outcome.status}", error_text(self._error_body))
-        elif not self._is_stream:
-            self._fail("not a stream", error_text(self._error_body))
-        elif not self._finished:
-            self._fail("cut short", "the stream ended without a finish_reason, and without [DONE] after a token")
-        else:
-            self._end()
 
     def _fail(self, kind: str, detail: str) -> None:
         if not self.outcome.error:  # or the endpoint has said itself what is wrong

@@ -20,7 +20,6 @@ from lab.replay import ReplayState, ReplicaReplay
 from router.log_lines import Decided, LogLine, Report, Sending, Weighed
 from router.members.feed import ReplicaFeed
 from router.placement.ages import CacheAges, Reuse
-from router.placement.cost import Question
 from router.placement.decision import Decision
 from router.placement.elsewhere import fetch
 from router.placement.index import APPROXIMATE
@@ -215,20 +214,18 @@ class RecordedRouter(ReplayState):
             self.replicas[one.name].take_logged(one, fact.at_s)
         if isinstance(fact.of, Sending):
             if fact.kind == "sent":
-                self._send(fact.line, fact.of)
+                line, sent = fact.line, fact.of
+                weighed = (side for decided in line.decisions for side in decided.candidates)
+                known_sizes = (side.block_tokens for side in weighed if side.name == sent.replica)
+                has_blocks = line.exact and next(known_sizes, APPROXIMATE) == line.block_tokens
+                load = self.replicas[sent.replica].load
+                placed = Placed(load, sent.sent_at_s, sent.uncached_tokens, sent.streamed, sent.priority_s)
+                placed.fetched_tokens, placed.stands_back = sent.fetched_tokens, sent.stands_back
+                wait_s = sent.awaited_s if has_blocks and line.blocks else 0.0
+                blocks = line.blocks if has_blocks else []
+                self.placed[sent.sent_order] = self.placement.sent_as(placed, blocks, wait_s)
             else:
                 (self.begun if fact.kind == "begun" else self.ended)(fact.of.sent_order, fact.at_s)
-
-    def _send(self, line: LogLine, one: Sending) -> None:
-        known = (
-            side.block_tokens for decided in line.decisions for side in decided.candidates if side.name == one.replica
-        )
-        has_blocks = line.exact and next(known, APPROXIMATE) == line.block_tokens
-        load = self.replicas[one.replica].load
-        placed = Placed(load, one.sent_at_s, one.uncached_tokens, one.streamed, one.priority_s)
-        placed.fetched_tokens, placed.stands_back = one.fetched_tokens, one.stands_back
-        wait_s = one.awaited_s if has_blocks and line.blocks else 0.0
-        self.placed[one.sent_order] = self.placement.sent_as(placed, line.blocks if has_blocks else [], wait_s)
 
     def again(self, line: LogLine, decided: Decided, policy: str) -> Decision:
         """Decide again with the present code and the logged tie-break seed."""
@@ -246,23 +243,21 @@ class RecordedRouter(ReplayState):
             further_tokens=line.further_tokens,
         )
         question.turn, question.behind_s, question.stands_back = decided.turn, decided.behind_s, decided.stood_back
-        self._take_matches(question, [one for one in decided.candidates if one not in own])
+        matched, readable = dict(question.matched), dict(question.readable)
+        below = {source: dict(level) for source, level in question.below.items()}
+        for one in decided.candidates:
+            if one not in own:
+                slot = self.replicas[one.name].candidate.slot
+                matched[slot] = one.matched_tokens
+                for source_name, tokens in one.below_tokens().items():
+                    below.setdefault(source_name, {})[slot] = tokens
+                if one.readable_tokens:
+                    readable[slot] = one.readable_tokens
+        question.matched, question.below, question.readable = matched, below, readable
         if decided.is_fetched or decided.source is not None:
             source = None if decided.source is None else self.replicas[decided.source].candidate
             fetch(question, candidates, source)
         return self.decide(question, candidates, policy=policy, seed=decided.lot)
-
-    def _take_matches(self, question: Question, others: list[Weighed]) -> None:
-        matched, readable = dict(question.matched), dict(question.readable)
-        below = {source: dict(level) for source, level in question.below.items()}
-        for one in others:
-            slot = self.replicas[one.name].candidate.slot
-            matched[slot] = one.matched_tokens
-            for source, tokens in one.below_tokens().items():
-                below.setdefault(source, {})[slot] = tokens
-            if one.readable_tokens:
-                readable[slot] = one.readable_tokens
-        question.matched, question.below, question.readable = matched, below, readable
 
     def _is_matched(self, line: LogLine, one: Weighed) -> bool:
         """True if its matches are looked up in the index, false if they are taken from the log."""

@@ -151,7 +151,19 @@ FIGURES = (  # the figures of choices
 
 
 def lines(replay: IncidentReplay) -> Iterator[str]:
-    yield from _inputs(replay)
+    yield f"{replay.requests:,} requests of {replay.log}, {replay.decisions:,} decisions"
+    named = [name if name == source else f"{name} = {source}" for name, source in replay.sources.items()]
+    yield f"{replay.recording}: {', '.join(named) or 'none of its sources is a replica of the log'}"
+    for damage in replay.damage:
+        yield f"damaged: {damage}"
+    for run, offset_s in replay.offset_s.items():
+        if abs(offset_s) >= 0.001:
+            yield f"clocks: the recorder's is {offset_s * 1000:+,.0f} ms from the router's (run {run})"
+    if replay.missing:
+        yield f"not recorded: {', '.join(replay.missing)} (--source NAME=ENDPOINT, if the recording has them)"
+    if replay.from_log:
+        counted = ", ".join(f"{name} {count:,}" for name, count in sorted(replay.from_log.items()))
+        yield f"cached tokens taken from the log: {counted}"
     share = f" ({replay.same / replay.compared:.2%})" if replay.compared else ""
     as_what = "as logged" if replay.policy is None else f"as logged by {replay.policy}"
     yield f"{replay.same:,} of {replay.compared:,} decisions {as_what}{share}"
@@ -180,22 +192,6 @@ def lines(replay: IncidentReplay) -> Iterator[str]:
 def as_json(replay: IncidentReplay) -> dict[str, Any]:
     told: dict[str, Any] = msgspec.to_builtins(replay)
     return {**told, "is_same": replay.is_same, "kinds": dict(replay.kinds)}
-
-
-def _inputs(replay: IncidentReplay) -> Iterator[str]:
-    yield f"{replay.requests:,} requests of {replay.log}, {replay.decisions:,} decisions"
-    named = [name if name == source else f"{name} = {source}" for name, source in replay.sources.items()]
-    yield f"{replay.recording}: {', '.join(named) or 'none of its sources is a replica of the log'}"
-    for damage in replay.damage:
-        yield f"damaged: {damage}"
-    for run, offset_s in replay.offset_s.items():
-        if abs(offset_s) >= 0.001:
-            yield f"clocks: the recorder's is {offset_s * 1000:+,.0f} ms from the router's (run {run})"
-    if replay.missing:
-        yield f"not recorded: {', '.join(replay.missing)} (--source NAME=ENDPOINT, if the recording has them)"
-    if replay.from_log:
-        counted = ", ".join(f"{name} {count:,}" for name, count in sorted(replay.from_log.items()))
-        yield f"cached tokens taken from the log: {counted}"
 
 
 def difference_lines(one: Difference) -> Iterator[str]:

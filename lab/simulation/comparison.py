@@ -145,7 +145,16 @@ SESSIONS = {HEAD.index("session"), HEAD.index("session") + 1}  # not shown in an
 
 
 def lines(trace: Trace, settings: Settings, rows: Sequence[Row]) -> Iterator[str]:
-    yield from _inputs(trace, settings)
+    rate = settings.prefill_tokens_per_s
+    asked = trace.input_tokens / trace.span_s if trace.span_s else float("inf")
+    yield (
+        f"{trace.name}: {len(trace.requests):,} requests, {trace.input_tokens:,} input tokens in blocks of "
+        f"{trace.block_tokens:,}, within {trace.span_s:,.0f} s"
+    )
+    yield (
+        f"{settings.replicas} replicas, each {settings.capacity_tokens:,} tokens of cache and {rate:,.0f} prefill "
+        f"tokens/s: load {asked / (settings.replicas * rate):.2f}"
+    )
     yield ""
     hidden = set() if settings.closed_loop else SESSIONS
     policies, bounds = ([row for row in rows if row.is_bound is is_bound] for is_bound in (False, True))
@@ -163,19 +172,6 @@ def lines(trace: Trace, settings: Settings, rows: Sequence[Row]) -> Iterator[str
         yield f"Each figure is the mean of {len(rows[0].runs)} runs." + (
             f" The means of TTFT differ most for {max(spreads)[1]}: by {max(spreads)[0]:.1%}." if spreads else ""
         )
-
-
-def _inputs(trace: Trace, settings: Settings) -> Iterator[str]:
-    rate = settings.prefill_tokens_per_s
-    asked = trace.input_tokens / trace.span_s if trace.span_s else float("inf")
-    yield (
-        f"{trace.name}: {len(trace.requests):,} requests, {trace.input_tokens:,} input tokens in blocks of "
-        f"{trace.block_tokens:,}, within {trace.span_s:,.0f} s"
-    )
-    yield (
-        f"{settings.replicas} replicas, each {settings.capacity_tokens:,} tokens of cache and {rate:,.0f} prefill "
-        f"tokens/s: load {asked / (settings.replicas * rate):.2f}"
-    )
 
 
 def _figures(one: Outcome, is_bound: bool) -> Iterator[str]:

@@ -210,16 +210,13 @@ def _of_log(path: Path, lines: Sequence[LogLine], block_tokens: int | None) -> T
         if not (abs(line.ts) <= MAX_MS and 1 <= line.prompt_tokens <= MAX_TOKENS):
             raise BadTrace(f"{path}, request {number}: {line.prompt_tokens} tokens at {line.ts} s cannot be")
     start_s = min(line.ts for line in known)
-    requests = [
-        TraceRequest(
-            line.ts - start_s,
-            line.prompt_tokens,
-            line.output_tokens or 0,
-            _begun(line, size),
-            line.session,
-        )
-        for line in known
-    ]
+    requests = []
+    for line in known:
+        blocks = tuple(line.blocks)
+        if line.prompt_tokens > len(blocks) * size:  # a log names full blocks; one that is only begun is nobody else's
+            blocks = (*blocks, -1 - xxh3_64_intdigest(line.request_id.encode()))
+        at_s = line.ts - start_s
+        requests.append(TraceRequest(at_s, line.prompt_tokens, line.output_tokens or 0, blocks, line.session))
     return Trace(_name(path), size, sorted(beginnings_named(requests), key=lambda request: request.at_s))
 
 
@@ -245,14 +242,6 @@ def _renumbered(requests: Sequence[TraceRequest]) -> Iterator[TraceRequest]:
         for block in request.blocks:
             named.append(known.setdefault((named[-1] if named else None, block), len(known)))
         yield request._replace(blocks=tuple(named))
-
-
-def _begun(line: LogLine, size: int) -> tuple[int, ...]:
-    """A log names full blocks; one that is only begun is nobody else's."""
-    blocks = tuple(line.blocks)
-    if line.prompt_tokens <= len(blocks) * size:
-        return blocks
-    return (*blocks, -1 - xxh3_64_intdigest(line.request_id.encode()))
 
 
 def _block_tokens(path: Path, lines: Sequence[MooncakeLine]) -> int:

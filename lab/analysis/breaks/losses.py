@@ -99,12 +99,6 @@ class Place(NamedTuple):
 
 
 def late_constants(prompts: Sequence[Prompt]) -> Iterator[Loss]:
-    for place, users in _places(prompts).items():
-        if len(users) >= FEWEST_TEXTS and (loss := _loss(place, users)) is not None:
-            yield loss
-
-
-def _places(prompts: Sequence[Prompt]) -> dict[Place, Users]:
     places: defaultdict[Place, Users] = defaultdict(dict)
     for prompt in prompts:
         early = prompt.pieces[: len(prompt.pieces) - max(0, len(prompt.rest) - 1)]
@@ -112,7 +106,9 @@ def _places(prompts: Sequence[Prompt]) -> dict[Place, Users]:
             if piece.role != "tools":
                 place = Place(prompt.model, early[:at], piece.role)
                 places[place].setdefault(piece.text, []).append(prompt)
-    return places
+    for place, users in places.items():
+        if len(users) >= FEWEST_TEXTS and (loss := _loss(place, users)) is not None:
+            yield loss
 
 
 def _loss(place: Place, users: Users) -> Loss | None:

@@ -6,7 +6,7 @@ repaired is searched for conversations that changed and for constant text that c
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 from lab.analysis.breaks.losses import changed_history, late_constants
@@ -31,7 +31,13 @@ def search(prompts: Sequence[Prompt]) -> list[Finding]:
     """The most expensive first."""
     values = Values()
     repaired = _repaired(prompts, values)
-    found = list(_early_losses(prompts, repaired, values))
+    found: list[Loss | None] = []
+    if list(prompts) != repaired:
+        best = computed_letters(repaired)
+        for fault in (*REPAIRS, *VOLATILE):
+            faulty = _repaired(prompts, values, fault)
+            if faulty != repaired and (more := computed_letters(faulty) - best) > 0:
+                found.append(_loss(fault, faulty, repaired, more))
     same = with_all_tools(repaired)
     if same != repaired and (more := computed_letters(repaired) - computed_letters(same)) > 0:
         found.append(_loss(CHANGE, repaired, same, more))
@@ -59,17 +65,6 @@ def _repaired(prompts: Sequence[Prompt], values: Values, left: Fault | None = No
         if fault != left:
             found = repair(found)
     return without_volatile(found, [fault for fault in VOLATILE if fault != left], values)
-
-
-def _early_losses(prompts: Sequence[Prompt], repaired: Sequence[Prompt], values: Values) -> Iterator[Loss | None]:
-    if list(prompts) == repaired:
-        return
-    best = computed_letters(repaired)
-    for fault in (*REPAIRS, *VOLATILE):
-        faulty = _repaired(prompts, values, fault)
-        if faulty == repaired or (letters := computed_letters(faulty) - best) <= 0:
-            continue
-        yield _loss(fault, faulty, repaired, letters)
 
 
 def _loss(fault: Fault, faulty: Sequence[Prompt], repaired: Sequence[Prompt], letters: int) -> Loss | None:
