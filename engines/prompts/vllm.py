@@ -132,7 +132,12 @@ class Vllm:
         if api == "batch":
             body, api = first_of_batch(body), "chat"
         if (chat_of := CHATS.get(api)) is not None:
-            return self.chat(api, _fields(chat_of(body, self._prompts)), max_model_len)
+            made = chat_of(body, self._prompts)
+            try:
+                fields = msgspec.convert(made, ChatFields)
+            except msgspec.ValidationError as error:
+                raise invalid(f"the request cannot be read as a chat: {error}", "messages") from None
+            return self.chat(api, fields, max_model_len)
         return self.chat(api, read(body, ChatFields), max_model_len)
 
     def chat(self, api: str, asked: ChatFields, max_model_len: int | None = None) -> Asked:
@@ -268,13 +273,6 @@ def first_of_batch(body: bytes) -> bytes:
     if not conversations:
         raise invalid("messages is empty; send at least one conversation", "messages")
     return msgspec.json.encode(_decode_raw(body) | {"messages": conversations[0]})
-
-
-def _fields(made: dict[str, Any]) -> ChatFields:
-    try:
-        return msgspec.convert(made, ChatFields)
-    except msgspec.ValidationError as error:
-        raise invalid(f"the request cannot be read as a chat: {error}", "messages") from None
 
 
 def _check(asked: _Everywhere, names: Sequence[str]) -> None:

@@ -60,7 +60,12 @@ def described_calls(calls: Any, kinds: list[str], checked: bool) -> list[dict[st
             raise invalid("a tool call is no call of a function with an id", "messages")
         if not isinstance(function.get("name"), str) or not isinstance(function.get("arguments"), str):
             raise invalid("a tool call has no name, or arguments that are no text", "messages")
-        arguments = _arguments(function["arguments"])
+        try:
+            arguments = json.loads(function["arguments"] or "{}")
+        except (ValueError, RecursionError):
+            arguments = {}
+        if not isinstance(arguments, dict):
+            arguments = {}
         named = {"arguments": arguments, "name": function["name"]}
         if not checked:
             named = {"name": function["name"], "arguments": arguments}
@@ -76,11 +81,3 @@ def described_calls(calls: Any, kinds: list[str], checked: bool) -> list[dict[st
 
 def _others(given: Mapping[str, Any], known: Any) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name not in known}
-
-
-def _arguments(text: str) -> dict[str, Any]:
-    try:
-        arguments = json.loads(text) if text else None
-    except (ValueError, RecursionError):
-        arguments = None
-    return arguments if isinstance(arguments, dict) else {}
