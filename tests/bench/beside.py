@@ -1,7 +1,7 @@
 """`python -m tests.bench.beside FOLDER`: a request through this router's front, in turns with that of another checkout.
 
 Two processes take turns of some milliseconds, so that whatever slows the machine slows both; printed is the median of
-the ratios. The other checkout needs the same environment.
+the ratios. The other may have another Python, or compiled modules.
 """
 
 import argparse
@@ -47,8 +47,8 @@ CASES = (
 )
 
 
-def started(folder: Path, arguments: tuple[int, ...]) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-c", WORKER, *map(str, arguments)]
+def started(python: str, folder: Path, arguments: tuple[int, ...]) -> "subprocess.Popen[str]":
+    command = [python, "-c", WORKER, *map(str, arguments)]
     environment = os.environ | {"PYTHONPATH": str(folder)}
     return subprocess.Popen(
         command, cwd=folder, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -65,11 +65,13 @@ def took_us(process: "subprocess.Popen[str]") -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.beside", description=__doc__)
     parser.add_argument("folder", type=Path, help="of the other checkout")
+    parser.add_argument("--python", default=sys.executable, help="the other's interpreter (default: this one)")
     parser.add_argument("--turns", type=int, default=TURNS)
     args = parser.parse_args()
     heading(f"a request through the front, here and in the other checkout, {args.turns} turns of {OF_TURN}")
     for name, arguments in CASES:
-        with started(HERE, arguments) as here, started(args.folder.resolve(), arguments) as there:
+        other = args.python, args.folder.resolve()
+        with started(sys.executable, HERE, arguments) as here, started(*other, arguments) as there:
             for process in (here, there):
                 took_us(process)  # warm up
             pairs = [(took_us(here), took_us(there)) for _ in range(args.turns)]
