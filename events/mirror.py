@@ -70,7 +70,33 @@ class Mirror:
         """ValueError or TypeError if an event cannot be mirrored; it has changed nothing then, those before it have."""
         for event in events:
             if isinstance(event, BlockStored):
-                self._store(event)
+                hashes, extras, parent = event.block_hashes, event.extra_keys, event.parent_block_hash
+                blocks = len(hashes)
+                if len(event.token_ids) != event.block_size * blocks or (extras and len(extras) != blocks):
+                    raise ValueError(
+                        f"{len(event.token_ids)} token ids, {blocks} hashes of blocks of {event.block_size}"
+                    )
+                if event.mm_keys or event.metadata:
+                    raise ValueError("mm_keys and metadata are other engines' fields; publish extra_keys instead")
+                context = _context_of(event)
+                if context != self._context:
+                    if len(self._contexts) >= MAX_CONTEXTS:
+                        self._contexts.clear()
+                    self._context = self._contexts.setdefault(context, context)
+                packed = pack_tokens(event.token_ids)  # type: ignore[arg-type]
+                pool = self._pools.get((event.medium, event.group_idx)) or self._pool(event.medium, event.group_idx)
+                if blocks == 1:
+                    new = {hashes[0]: (parent, packed, extras[0] if extras else None, self._context)}
+                else:
+                    new, stride = {}, event.block_size * TOKEN_BYTES
+                    for index, block_hash in enumerate(hashes):
+                        tokens = packed[index * stride : (index + 1) * stride]
+                        new[block_hash] = (parent, tokens, extras[index] if extras else None, self._context)
+                        parent = block_hash
+                for block_hash in new:
+                    if block_hash not in pool.blocks:
+                        pool.xor ^= low64(block_hash)
+                pool.blocks.update(new)
             elif isinstance(event, BlockRemoved):
                 pool = self._pool(event.medium, event.group_idx)
                 for block_hash in event.block_hashes:
@@ -81,33 +107,6 @@ class Mirror:
                 self._pools.clear()
                 self._contexts.clear()
                 self._context = ()
-
-    def _store(self, event: BlockStored) -> None:
-        hashes, extras, parent = event.block_hashes, event.extra_keys, event.parent_block_hash
-        blocks = len(hashes)
-        if len(event.token_ids) != event.block_size * blocks or (extras and len(extras) != blocks):
-            raise ValueError(f"{len(event.token_ids)} token ids, {blocks} hashes of blocks of {event.block_size}")
-        if event.mm_keys or event.metadata:
-            raise ValueError("mm_keys and metadata are other engines' fields; publish extra_keys instead")
-        context = _context_of(event)
-        if context != self._context:
-            if len(self._contexts) >= MAX_CONTEXTS:
-                self._contexts.clear()
-            self._context = self._contexts.setdefault(context, context)
-        packed = pack_tokens(event.token_ids)  # type: ignore[arg-type]
-        pool = self._pools.get((event.medium, event.group_idx)) or self._pool(event.medium, event.group_idx)
-        if blocks == 1:
-            new = {hashes[0]: (parent, packed, extras[0] if extras else None, self._context)}
-        else:
-            new, stride = {}, event.block_size * TOKEN_BYTES
-            for index, block_hash in enumerate(hashes):
-                tokens = packed[index * stride : (index + 1) * stride]
-                new[block_hash] = (parent, tokens, extras[index] if extras else None, self._context)
-                parent = block_hash
-        for block_hash in new:
-            if block_hash not in pool.blocks:
-                pool.xor ^= low64(block_hash)
-        pool.blocks.update(new)
 
     def _pool(self, medium: str | None, group: int | None) -> MirrorPool:
         pool = self._pools.get((medium, group))

@@ -166,11 +166,18 @@ class Groups:
         self._unit = gcd(self._unit, *(size for spec in self._specs.values() for size in spec.sizes))
         groups, doubts = [], []
         for number, spec in sorted(self._specs.items()):
-            group = self._group(number, spec)
-            if isinstance(group, str):
-                doubts.append(group)
+            rule, units = RULES.get(spec.kind or ""), spec.size // self._unit
+            if spec.kind is None:
+                doubts.append(f"group {number} does not say what kind of attention it serves")
+            elif rule is None:
+                kind = spec.kind[:40]
+                doubts.append(f"group {number} is of the kind {kind}, whose hits cannot be predicted from its events")
+            elif rule != WINDOW:
+                groups.append(Group(number, rule, units))
+            elif spec.window is None or spec.window < 1:
+                doubts.append(f"group {number} ({spec.kind}) does not say how long its window is")
             else:
-                groups.append(group)
+                groups.append(Group(number, rule, units, max(1, -(-(spec.window - 1) // spec.size))))
         if not groups:  # the least that can be claimed
             groups = [Group(number, FULL, spec.size // self._unit) for number, spec in sorted(self._specs.items())]
         groups.sort(key=lambda group: group.rule != FULL)  # they end the search early
@@ -184,19 +191,6 @@ class Groups:
         )
         layout = Layout(self._unit, tuple(groups), parts, self._lookahead, self._pairs)
         return layout, doubts[0] if doubts else None
-
-    def _group(self, number: int, spec: Spec) -> Group | str:
-        """The group, or the reason for which its part in a hit is not known."""
-        if spec.kind is None:
-            return f"group {number} does not say what kind of attention it serves"
-        rule = RULES.get(spec.kind)
-        if rule is None:
-            return f"group {number} is of the kind {spec.kind[:40]}, whose hits cannot be predicted from its events"
-        if rule != WINDOW:
-            return Group(number, rule, spec.size // self._unit)
-        if spec.window is None or spec.window < 1:
-            return f"group {number} ({spec.kind}) does not say how long its window is"
-        return Group(number, rule, spec.size // self._unit, max(1, -(-(spec.window - 1) // spec.size)))
 
 
 def hits(layout: Layout, keys: Sequence[int], masks_of: MasksOf, slots: int) -> dict[int, int]:

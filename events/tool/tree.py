@@ -7,7 +7,7 @@ import click
 import rich.tree
 from rich.text import Text
 
-from events.analysis.tree import Node, Run, Tree, all_runs, runs_below, sizes, token_ids
+from events.analysis.tree import Node, Tree, all_runs, runs_below, sizes, token_ids
 from events.recording.recording import Moment
 from events.tool.options import (
     MomentType,
@@ -101,21 +101,20 @@ class Drawing:
                 parent, node, level = pending.pop()
                 runs = runs_below(node, self._sizes)
                 shown = runs[:BRANCHES] if level <= self._depth else []
-                pending += [(parent.add(self._run_line(run)), run.last, level + 1) for run in shown]
+                for run in shown:
+                    places = {f"{h.medium}({h.replica})" if self._several else h.medium for h in run.held}
+                    where = " ".join(sorted(places)) or "gone"
+                    size = f"{count(run.blocks, 'block')}, {count(run.tokens, 'token')}"
+                    parts = [(size, "bold"), (f"  {where}", "green" if run.held else "red")]
+                    if run.last.children:
+                        parts.append((f"  {self._below(list(run.last.children.values()))} below", "dim"))
+                    line = _line(*parts, (f"  {content(run.packed, self._decode, run.extras)}", ""))
+                    pending.append((parent.add(line), run.last, level + 1))
                 if left_out := runs[len(shown) :]:
                     parent.add(_line((f"… {self._below([run.first for run in left_out])}", "dim")))
         if hidden := detached[BRANCHES:]:
             drawing.add(_line((f"… {count(len(hidden), 'detached parent')} more: {self._below(hidden)}", "dim")))
         return drawing
-
-    def _run_line(self, run: Run) -> Text:
-        places = {f"{h.medium}({h.replica})" if self._several else h.medium for h in run.held}
-        where = " ".join(sorted(places)) or "gone"
-        size = f"{count(run.blocks, 'block')}, {count(run.tokens, 'token')}"
-        parts = [(size, "bold"), (f"  {where}", "green" if run.held else "red")]
-        if run.last.children:
-            parts.append((f"  {self._below(list(run.last.children.values()))} below", "dim"))
-        return _line(*parts, (f"  {content(run.packed, self._decode, run.extras)}", ""))
 
     def _below(self, nodes: Sequence[Node]) -> str:
         found = [self._sizes[node.key] for node in nodes]
