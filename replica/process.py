@@ -232,7 +232,20 @@ class Loop:
 
     def run(self) -> None:
         self.greet()
-        while not orphaned(self.parent_pid) and self._read():
+        while not orphaned(self.parent_pid):
+            # Take what has come; with nothing to compute, wait for it, or for the next report.
+            wait_s = 0.0 if self.engine.busy else self._report_at_s - self._now_s()
+            works_beside = self.compilations or (self.engine.shelf is not None and self.engine.shelf.is_reading)
+            if self.engine.only_loads or (works_beside and not self.engine.busy):
+                wait_s = BESIDE_POLL_S
+            while not self.stopped and (ready := dict(self._poller.poll(max(0, round(wait_s * 1000))))):
+                if self.socket in ready:
+                    self.obey(self.socket.recv())
+                if self.neighbours is not None and self.neighbours.holds.descriptor in ready:
+                    self.neighbours.holds.serve()
+                wait_s = 0.0
+            if self.stopped:
+                break
             self.turn()
         self.compilations.close()
 
@@ -294,20 +307,6 @@ class Loop:
     def ask_for_check(self, *_: object) -> None:
         """A signal handler: a step may be half done, so the loop checks when it is."""
         self._check_asked = True
-
-    def _read(self) -> bool:
-        """Take what has come; with nothing to compute, wait for it, or for the next report. False: it was to stop."""
-        wait_s = 0.0 if self.engine.busy else self._report_at_s - self._now_s()
-        works_beside = self.compilations or (self.engine.shelf is not None and self.engine.shelf.is_reading)
-        if self.engine.only_loads or (works_beside and not self.engine.busy):
-            wait_s = BESIDE_POLL_S
-        while not self.stopped and (ready := dict(self._poller.poll(max(0, round(wait_s * 1000))))):
-            if self.socket in ready:
-                self.obey(self.socket.recv())
-            if self.neighbours is not None and self.neighbours.holds.descriptor in ready:
-                self.neighbours.holds.serve()
-            wait_s = 0.0
-        return not self.stopped
 
     def obey(self, payload: bytes) -> None:
         message = messages.decode_to_engine(payload)

@@ -96,32 +96,29 @@ class Holds:
         os.close(self.descriptor)
 
     def _hold(self, chain: Chain, start: int, stop: int) -> Held:
-        match = self._pool.match(chain)
-        found = [*match.blocks, *match.lower][start:stop]
-        slots = found[: self._room(found)]
-        if not slots:
-            return Held((), NO_ROOM if found else "")
-        blocks, below = self._split(slots)
-        self._pool.touch(blocks)
-        if self._pool.lower is not None:
-            self._pool.lower.hold(below)
-        for slot in slots:
-            self.references[slot] = self.references.get(slot, 0) + 1
-        return Held(slots)
-
-    def _room(self, found: Sequence[int]) -> int:
-        """Count the leading slots that may be held: a reader needs a prefix."""
         pool, lower = self._pool, self._pool.lower
-        room = self._most - self.held
+        match = pool.match(chain)
+        found = [*match.blocks, *match.lower][start:stop]
+        slots: list[int] = []
         spare = pool.free // 2
-        for count, slot in enumerate(found[: max(0, room)]):
+        # Up to the first that may not be held: a reader needs a prefix.
+        for slot in found[: max(0, self._most - self.held)]:
             if slot < pool.num_blocks:
                 spare -= not pool.references(slot)
                 if spare < 0:
-                    return count
+                    break
             elif lower is None or slot not in lower.host or (slot not in self.references and lower.host.is_held(slot)):
-                return count  # it is on the disk, or its content may still be on the way
-        return min(len(found), max(0, room))
+                break  # it is on the disk, or its content may still be on the way
+            slots.append(slot)
+        if not slots:
+            return Held((), NO_ROOM if found else "")
+        blocks, below = self._split(slots)
+        pool.touch(blocks)
+        if lower is not None:
+            lower.hold(below)
+        for slot in slots:
+            self.references[slot] = self.references.get(slot, 0) + 1
+        return Held(slots)
 
     def _release(self, slots: Sequence[int]) -> None:
         for slot in slots:

@@ -113,7 +113,16 @@ class Reader:
         except Lost as lost:
             if connection is not None:
                 connection.close()
-            self._note(endpoint, lost, came)
+            self.counts.fail(lost.reason)
+            is_its_fault = lost.reason != "cancelled" and not (lost.reason == "deadline" and came)
+            if is_its_fault:  # it is left alone for a while
+                self._dead_until_s.pop(endpoint, None)
+                self._dead_until_s[endpoint] = time.monotonic() + DEAD_S
+                if len(self._dead_until_s) > MAX_KEPT:
+                    del self._dead_until_s[next(iter(self._dead_until_s))]
+                if (endpoint, lost.reason) not in self._logged and len(self._logged) < MAX_LOGGED:
+                    self._logged.add((endpoint, lost.reason))
+                    log.warning("blocks cannot be read from %s (%s): %s", endpoint, lost.reason, lost)
         finally:
             self.counts.took(time.monotonic() - began_s)
         return came
@@ -190,19 +199,6 @@ class Reader:
             return kept.connection
         kept.connection.close()
         return None
-
-    def _note(self, endpoint: str, lost: Lost, blocks: int) -> None:
-        """Count the end of a pull; leave the peer alone for a while, and log it once for each peer and reason."""
-        self.counts.fail(lost.reason)
-        if lost.reason == "cancelled" or (lost.reason == "deadline" and blocks):
-            return  # the peer has done nothing wrong
-        self._dead_until_s.pop(endpoint, None)
-        self._dead_until_s[endpoint] = time.monotonic() + DEAD_S
-        if len(self._dead_until_s) > MAX_KEPT:
-            del self._dead_until_s[next(iter(self._dead_until_s))]
-        if (endpoint, lost.reason) not in self._logged and len(self._logged) < MAX_LOGGED:
-            self._logged.add((endpoint, lost.reason))
-            log.warning("blocks cannot be read from %s (%s): %s", endpoint, lost.reason, lost)
 
 
 def _receive(connection: Connection, kind: type[Answer], patience: Patience) -> Answer:

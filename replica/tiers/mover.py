@@ -7,7 +7,7 @@ load, some save what loads will overwrite, one writes to the disk, one reads fro
 import logging
 import mmap
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from math import inf
@@ -229,7 +229,17 @@ class ThreadedMover(Mover):
         saves = list({save.slot: save for save in transfer.saves}.values())  # parts have no order: the last one counts
         saving = [self._saver.submit(self.save, saves[at : at + TOGETHER]) for at in range(0, len(saves), TOGETHER)]
         saved_by = {place: saving[number // TOGETHER] for number, save in enumerate(saves) for place in save}
-        together = list(self._together(transfer.loads))
+        together: list[Sequence[Load]] = []
+        at = 0
+        while at < len(transfer.loads):
+            end = at + 1
+            # Loads from the host's memory go together, where a device gains by that; others one by one.
+            if not self._memory.is_host and transfer.loads[at].record is None:
+                most = min(len(transfer.loads), at + TOGETHER)
+                while end < most and transfer.loads[end].record is None:
+                    end += 1
+            together.append(transfer.loads[at:end])
+            at = end
         loading = [self._loader.submit(self._load_after, saved_by, loads) for loads in together]
         since_s = monotonic()
         try:
@@ -260,18 +270,6 @@ class ThreadedMover(Mover):
         came = self._load(loads)
         self._give_way(thread_time() - began_s)
         return came
-
-    def _together(self, loads: Sequence[Load]) -> Iterator[Sequence[Load]]:
-        """Loads from the host's memory together, where a device gains by that; others one by one."""
-        start = 0
-        while start < len(loads):
-            end = start + 1
-            if not self._memory.is_host and loads[start].record is None:
-                most = min(len(loads), start + TOGETHER)
-                while end < most and loads[end].record is None:
-                    end += 1
-            yield loads[start:end]
-            start = end
 
     def _give_way(self, took_s: float, most_s: float = inf) -> None:
         """Pause after a block that took this long, if a step needs the same memory and processor."""
