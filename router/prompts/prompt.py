@@ -235,14 +235,21 @@ def text_of(peek: Peek) -> bytes:
     """The first prompt in bytes: equal beginnings of conversations are equal bytes, however their JSON is written."""
     if peek.messages is None:
         return _prompt_text(peek.prompt)
+    parts = [bytes(peek.tools)] if peek.tools else []
     # Message by message: one that is not ASCII is encoded far more slowly, and must not take the others with it.
-    parts = [
-        f"\0{message.role}\0{message.content}".encode()
-        if type(message.content) is str and message.tool_calls is None
-        else f"\0{message.role}\0{_message_text(message)}".encode()
-        for message in _unbilled(peek.messages)
-    ]
-    return b"".join((bytes(peek.tools), *parts) if peek.tools else parts)
+    for message in _unbilled(peek.messages):
+        content = message.content
+        if isinstance(content, list):
+            texts = ((part, part.get("text") if isinstance(part, dict) else None) for part in content)
+            # An image counts by its digest: its megabytes are not tokens.
+            content = "\n".join(
+                text if isinstance(text, str) else xxh3_64_hexdigest(msgspec.json.encode(part)) for part, text in texts
+            )
+        elif not isinstance(content, str):
+            content = "" if content is None else _json(content)
+        calls = _json(message.tool_calls) if message.tool_calls else ""
+        parts.append(f"\0{message.role}\0{content}{calls}".encode())
+    return b"".join(parts)
 
 
 def _unbilled(messages: list[PeekMessage]) -> list[PeekMessage]:
@@ -280,21 +287,6 @@ def beginning_of(peek: Peek, most_bytes: int) -> bytes:
             if len(begun) >= most_bytes:
                 return begun.encode()[:most_bytes]
     return begun.encode()[:most_bytes]
-
-
-def _message_text(message: PeekMessage) -> str:
-    calls = _json(message.tool_calls) if message.tool_calls else ""
-    content = message.content
-    if isinstance(content, list):
-        texts = ((part, part.get("text") if isinstance(part, dict) else None) for part in content)
-        # An image counts by its digest: its megabytes are not tokens.
-        return (
-            "\n".join(
-                text if isinstance(text, str) else xxh3_64_hexdigest(msgspec.json.encode(part)) for part, text in texts
-            )
-            + calls
-        )
-    return ("" if content is None else content if isinstance(content, str) else _json(content)) + calls
 
 
 def _prompt_text(prompt: Any) -> bytes:

@@ -229,8 +229,30 @@ class Attempt:
                 if complete or len(self._refusal) > MAX_REFUSAL_BYTES:
                     refusal, self._refusal = bytes(self._refusal), None
                     self.owner.refused(self, refusal, complete)
-            elif self.frames is not None:
-                self._received_frames(self.frames, body, complete)
+            elif (reader := self.frames) is not None:
+                try:
+                    frames = reader.feed(body)
+                    for frame in frames:
+                        if not frame.packed_ids:
+                            continue
+                        if frame.index == USE_INDEX:
+                            self.told = self.told or PromptsTold()
+                            self.told.add(frame.token_ids)
+                            continue
+                        self.generated += len(frame.packed_ids) // 4
+                        if self.generated > MAX_ANSWER_IDS or frame.index >= MAX_CHOICES:
+                            raise ValueError(f"more than {MAX_ANSWER_IDS:,} token ids, or {MAX_CHOICES:,} choices")
+                        self.token_ids.setdefault(frame.index, []).append(frame.packed_ids)
+                    if reader.pending_bytes > SMALL_BYTES and not self.owner.holds(reader.pending_bytes):
+                        raise ValueError("answers in progress leave no room for a frame of this size")
+                except ValueError as error:
+                    self.cancel()
+                    self.owner.failed(self, Broken(f"its frames cannot be read: {error}"))
+                    return
+                if complete and reader.pending_bytes:
+                    self.owner.failed(self, Broken("its answer ended within a frame"))
+                else:
+                    self.owner.take(self, b"".join([frame.payload for frame in frames]), complete)
             else:
                 if complete and self.report is not None:
                     self.report.is_whole = True
@@ -249,28 +271,3 @@ class Attempt:
         log.exception("A request failed")
         self.cancel()
         self.owner.exchange.fail()
-
-    def _received_frames(self, reader: FrameReader, body: bytes, complete: bool) -> None:
-        try:
-            frames = reader.feed(body)
-            for frame in frames:
-                if not frame.packed_ids:
-                    continue
-                if frame.index == USE_INDEX:
-                    self.told = self.told or PromptsTold()
-                    self.told.add(frame.token_ids)
-                    continue
-                self.generated += len(frame.packed_ids) // 4
-                if self.generated > MAX_ANSWER_IDS or frame.index >= MAX_CHOICES:
-                    raise ValueError(f"more than {MAX_ANSWER_IDS:,} token ids, or {MAX_CHOICES:,} choices")
-                self.token_ids.setdefault(frame.index, []).append(frame.packed_ids)
-            if reader.pending_bytes > SMALL_BYTES and not self.owner.holds(reader.pending_bytes):
-                raise ValueError("answers in progress leave no room for a frame of this size")
-        except ValueError as error:
-            self.cancel()
-            self.owner.failed(self, Broken(f"its frames cannot be read: {error}"))
-            return
-        if complete and reader.pending_bytes:
-            self.owner.failed(self, Broken("its answer ended within a frame"))
-        else:
-            self.owner.take(self, b"".join([frame.payload for frame in frames]), complete)

@@ -97,22 +97,17 @@ class Exchange:
         if self._served is None:
             return
         size = len(self.body)
-        if size > self._uncounted_bytes and not self._has_room(size):
-            return
+        if size > self._uncounted_bytes:
+            try:
+                if size > self.max_body_bytes:
+                    raise too_large(size, self.max_body_bytes)
+                self._held_bytes = self._bodies.claim(size, self._held_bytes)
+            except ApiError as error:
+                self.refuse(error)
+                return
         if not self.more_body:
             serve, self._served = self._served, None
             self.guard(serve, self)
-
-    def _has_room(self, size: int) -> bool:
-        """Count the bytes that have come; refuse the request if they are too many."""
-        try:
-            if size > self.max_body_bytes:
-                raise too_large(size, self.max_body_bytes)
-            self._held_bytes = self._bodies.claim(size, self._held_bytes)
-        except ApiError as error:
-            self.refuse(error)
-            return False
-        return True
 
     def take_body(self) -> bytes:
         """Hand the whole body over to the caller."""

@@ -294,7 +294,12 @@ async def _find_holder(request: Request) -> None:
 def _draft_opaque(request: Request) -> None:
     router, api, body = request.router, request.type.api, request.body
     if request.type.query_names_model:
-        request.model_name = _model_in_query(request)
+        models, query = router.members.models, request.exchange.scope["query_string"]
+        named = parse_qs(query.decode("latin-1")).get("model")
+        if not named and len(models) > 1:
+            known = ", ".join(map(quoted, islice(models, MAX_NAMES)))
+            raise invalid(f"there are several models, among them {known}; name one: ?model=NAME", "model")
+        request.model_name = named[-1] if named else next(iter(models), None)
     name = request.model_name
     if not api or not body or name is None:
         if api and body and router.config.special_tokens_in_text == "refuse":
@@ -315,19 +320,6 @@ def _draft_opaque(request: Request) -> None:
         router.in_thread(by_body, len(body), request.made)
     else:
         request.prompted(by_body())
-
-
-def _model_in_query(request: Request) -> str | None:
-    """The model of `?model=NAME`, or the only one; raise ApiError 400 if there are several."""
-    models = request.router.members.models
-    query: bytes = request.exchange.scope["query_string"]
-    named = parse_qs(query.decode("latin-1")).get("model")
-    if named:
-        return named[-1]
-    if len(models) > 1:
-        known = ", ".join(map(quoted, islice(models, MAX_NAMES)))
-        raise invalid(f"there are several models, among them {known}; name one: ?model=NAME", "model")
-    return next(iter(models), None)
 
 
 # ---- a prompt that another process has made

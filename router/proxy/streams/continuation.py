@@ -162,24 +162,19 @@ class Continuation:
             return False
         if native and self._limit is None and not self._chat:
             return False  # ours would end it after a few tokens
-        if not native and self._begun_by_ours and self._has_reasoning():
-            return False  # the client has it as reasoning, the engine would continue it as content
+        if not native and self._begun_by_ours and self._chat:  # a parser may have made reasoning of a part
+            decode = self._tokenizer.decode
+            last_ids = unpack_ids(self._prompt_ids[-PROMPT_END * TOKEN_BYTES :])
+            prompt_end = decode(last_ids, skip_special_tokens=False).rstrip()
+            text = decode(self.ids, skip_special_tokens=False)
+            has_reasoning = any(
+                prompt_end.endswith(markers.begin) or markers.begin in text or markers.end in text
+                for markers in REASONING.values()
+            )
+            if has_reasoning:
+                return False  # the client has it as reasoning, the engine would continue it as content
         del self.ids[kept:]
         return True
-
-    def _has_reasoning(self) -> bool:
-        """Return whether a parser may have made reasoning of a part of the answer."""
-        if not self._chat:
-            return False
-        decode = self._tokenizer.decode
-        prompt_end = decode(
-            unpack_ids(self._prompt_ids[-PROMPT_END * TOKEN_BYTES :]), skip_special_tokens=False
-        ).rstrip()
-        text = decode(self.ids, skip_special_tokens=False)
-        return any(
-            prompt_end.endswith(markers.begin) or markers.begin in text or markers.end in text
-            for markers in REASONING.values()
-        )
 
     def _room(self, max_model_len: int | None) -> int | None:
         """The number of tokens that may still be generated; None if it is unknown."""
@@ -318,14 +313,27 @@ class Continuation:
         """After a loss, find the generated tokens that were shown; `ids` are those of a replica of ours."""
         reader = Detokenizer(self._tokenizer, self._skips_special)
         reader.feed(self.ids)
+        ends: list[int] = []  # token counts with exactly the shown text
         if ids is not None:
-            self._settle_native(reader, ids)
+            for token_id in ids:
+                self.ids.append(token_id)
+                if reader.feed([token_id]):
+                    ends.clear()
+                elif not ends and self._clean is not None:
+                    continue  # no text was added beyond the clean tokens
+                ends.append(len(self.ids))
+            if ends:
+                self._clean = self._first_clean(ends)
+            self._shown_ids = len(self.ids)
+            room = self._room(None)  # the last token and the end are one event
+            self._finished = self._finished or room == 0 or bool(self.ids and self.ids[-1] in self._ends)
             return
         if self._finished:
             self.ids += self._new_ids
             return
         shown, text = "".join(self._new_text), ""
-        ends = [] if shown else [len(self.ids)]  # token counts with exactly that text
+        if not shown:
+            ends.append(len(self.ids))
         for place, token_id in enumerate(self._new_ids, len(self.ids) + 1):
             text += reader.feed([token_id])
             if text == shown:
@@ -338,21 +346,6 @@ class Continuation:
         self.ids += self._new_ids[: ends[-1] - len(self.ids)]
         if shown:
             self._clean = self._first_clean(ends)
-
-    def _settle_native(self, reader: Detokenizer, ids: Sequence[int]) -> None:
-        ends: list[int] = []
-        for token_id in ids:
-            self.ids.append(token_id)
-            if reader.feed([token_id]):
-                ends.clear()
-            elif not ends and self._clean is not None:
-                continue  # no text was added beyond the clean tokens
-            ends.append(len(self.ids))
-        if ends:
-            self._clean = self._first_clean(ends)
-        self._shown_ids = len(self.ids)
-        room = self._room(None)  # the last token and the end are one event
-        self._finished = self._finished or room == 0 or bool(self.ids and self.ids[-1] in self._ends)
 
     def _first_clean(self, ends: Sequence[int]) -> int | None:
         """The first of these ends that leaves no bytes of a character over, if there is one."""
