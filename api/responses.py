@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from api.openai.requests import FunctionCall, ToolCall
-from api.parsing.parsed import CallDelta, Parsed
+from api.parsing.parsed import Parsed
 from api.tokens.tokenizer import Tokenizer
 
 CONTENT_TYPE = "text/event-stream"
@@ -244,19 +244,20 @@ def chat_message(said: Parsed) -> ChatMessage:
 
 def chat_delta(said: Parsed) -> Delta:
     thought: str | UnsetType = said.reasoning or UNSET
+    calls = []
+    for call in said.calls:
+        function = FunctionDelta(arguments=call.arguments)
+        if call.name is None:
+            calls.append(ToolCallDelta(index=call.index, function=function))
+        else:
+            function.name = call.name
+            calls.append(ToolCallDelta(index=call.index, id=call.id, type="function", function=function))
     return Delta(
         content=said.content or UNSET,
         reasoning=thought,
         reasoning_content=thought,
-        tool_calls=[_call_delta(call) for call in said.calls] or UNSET,
+        tool_calls=calls or UNSET,
     )
-
-
-def _call_delta(call: CallDelta) -> ToolCallDelta:
-    if call.name is None:
-        return ToolCallDelta(index=call.index, function=FunctionDelta(arguments=call.arguments))
-    function = FunctionDelta(name=call.name, arguments=call.arguments)
-    return ToolCallDelta(index=call.index, id=call.id, type="function", function=function)
 
 
 def chat_logprobs(tokenizer: Tokenizer, chosen: Iterable[TokenChoice]) -> ChatLogprobs:

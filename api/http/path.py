@@ -52,26 +52,25 @@ def parse_path(raw: bytes) -> Segments:
         raise _bad(raw, f"the path has {len(raw)} bytes; at most {MAX_PATH_BYTES} are taken")
     if not _PATH.fullmatch(raw):
         raise _bad(raw, "write it without empty parts or a slash at its end, and percent-encode other characters")
-    return tuple(_segment(part, raw) for part in raw[1:].split(b"/")) if raw != b"/" else ()
+    segments = []
+    for part in raw[1:].split(b"/") if raw != b"/" else ():
+        try:
+            segment = unquote_to_bytes(part).decode()
+        except UnicodeDecodeError:
+            raise _bad(raw, "what it encodes is not UTF-8") from None
+        if not segment.isprintable():
+            raise _bad(raw, "it encodes a control character")
+        if _ESCAPE.search(segment):
+            raise _bad(raw, "it is encoded twice; encode it once")
+        # Some servers leave out what follows a ';', and read '..;x' as '..'.
+        if "\\" in segment or any(name.partition(";")[0] in ("", ".", "..") for name in segment.split("/")):
+            raise _bad(raw, "'.', '..', '\\' and empty parts are not resolved; write the path they lead to")
+        segments.append(segment)
+    return tuple(segments)
 
 
 def raw_path(path: Segments) -> bytes:
     return b"/" + b"/".join(quote(segment, safe=_UNESCAPED).encode() for segment in path)
-
-
-def _segment(part: bytes, raw: bytes) -> str:
-    try:
-        segment = unquote_to_bytes(part).decode()
-    except UnicodeDecodeError:
-        raise _bad(raw, "what it encodes is not UTF-8") from None
-    if not segment.isprintable():
-        raise _bad(raw, "it encodes a control character")
-    if _ESCAPE.search(segment):
-        raise _bad(raw, "it is encoded twice; encode it once")
-    # Some servers leave out what follows a ';', and read '..;x' as '..'.
-    if "\\" in segment or any(name.partition(";")[0] in ("", ".", "..") for name in segment.split("/")):
-        raise _bad(raw, "'.', '..', '\\' and empty parts are not resolved; write the path they lead to")
-    return segment
 
 
 def _bad(raw: bytes, why: str) -> ApiError:

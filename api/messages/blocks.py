@@ -60,7 +60,22 @@ class Blocks:
         yield "content_block_stop", {"index": self._last}
 
     def content(self) -> list[answers.Content]:
-        return [self._whole(index) for index in range(len(self._blocks))]
+        made: list[answers.Content] = []
+        for index, (block, texts) in enumerate(self._blocks):
+            text = "".join(texts)
+            match block:
+                case answers.TextContent():
+                    made.append(answers.TextContent(text))
+                case answers.ThinkingContent():
+                    made.append(answers.ThinkingContent(text, self._signature(index)))
+                case answers.ToolUseContent():
+                    try:
+                        is_object = isinstance(json.loads(text), dict)
+                    except (ValueError, RecursionError):  # the arguments break off, as at the end of max_tokens
+                        is_object = False
+                    given = Raw(text.encode()) if is_object else EMPTY
+                    made.append(answers.ToolUseContent(block.id, block.name, given))
+        return made
 
     @property
     def _last(self) -> int:
@@ -85,21 +100,6 @@ class Blocks:
 
     def _delta(self, kind: str, field: str, text: str) -> Event:
         return "content_block_delta", {"index": self._last, "delta": {"type": kind, field: text}}
-
-    def _whole(self, index: int) -> answers.Content:
-        block, texts = self._blocks[index]
-        text = "".join(texts)
-        match block:
-            case answers.TextContent():
-                return answers.TextContent(text)
-            case answers.ThinkingContent():
-                return answers.ThinkingContent(text, self._signature(index))
-        assert isinstance(block, answers.ToolUseContent)
-        try:
-            is_object = isinstance(json.loads(text), dict)
-        except (ValueError, RecursionError):  # the arguments break off, as at the end of max_tokens
-            is_object = False
-        return answers.ToolUseContent(block.id, block.name, Raw(text.encode()) if is_object else EMPTY)
 
     def _signature(self, index: int) -> str:
         """The signature that clients keep with thoughts. Nothing is checked with it; it is the same at any replica."""

@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Struct
 
 from api.errors import invalid, quoted
-from api.openai.constraint_fields import JsonObjectFormat, JsonSchemaFormat, ResponseFormat, Schema, StructuredOutputs
+from api.openai.constraint_fields import JsonObjectFormat, JsonSchemaFormat, Schema, StructuredOutputs
 from api.openai.requests import ChatRequest, SamplingFields
 
 Kind: TypeAlias = Literal["json_schema", "json_object", "regex", "choice", "grammar"]
@@ -38,7 +38,11 @@ class Asked(NamedTuple):
 def constraint_of(request: SamplingFields) -> Asked | None:
     """Return the request's constraint; raise ApiError 400 if there are two, or one that cannot be read."""
     calls = _of_tools(request)
-    formats = [] if calls else _of_format(request.response_format)  # it is that of a text
+    form, formats = request.response_format, list[Asked]()
+    if isinstance(form, JsonObjectFormat) and not calls:  # it is that of a text
+        formats = [Asked(Constraint("json_object", ""), "response_format")]
+    elif isinstance(form, JsonSchemaFormat) and not calls:
+        formats = [_of_schema(form.json_schema.schema, "response_format.json_schema.schema")]
     guided = _of_fields(request, "guided_", ("json", "regex", "choice", "grammar"), "guided_")
     asked = [*formats, *_of_structured(request.structured_outputs), *guided, *calls]
     if len(asked) > 1:
@@ -51,15 +55,6 @@ def constraint_of(request: SamplingFields) -> Asked | None:
     if size > limit:
         raise invalid(f"{param} has {size} bytes; a {constraint.kind} may have {limit}: shorten it", param)
     return asked[0]
-
-
-def _of_format(asked: ResponseFormat | None) -> list[Asked]:
-    match asked:
-        case JsonObjectFormat():
-            return [Asked(Constraint("json_object", ""), "response_format")]
-        case JsonSchemaFormat():
-            return [_of_schema(asked.json_schema.schema, "response_format.json_schema.schema")]
-    return []
 
 
 def _of_structured(asked: StructuredOutputs | None) -> list[Asked]:

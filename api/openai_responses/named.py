@@ -54,19 +54,12 @@ def named_in(body: bytes | bytearray) -> NamedResponses:
         return NamedResponses()
     asked = _decode_continued(body)
     previous = asked.previous_response_id
-    items = dict.fromkeys(filter(None, map(response_of, _references(asked.input))))
+    given, ids = asked.input, list[Any]()
+    if bytes(memoryview(given)[:1]) == b"[":
+        try:
+            ids = [item.id for item in _decode_items(given) if item.type == REFERENCE]
+        except msgspec.ValidationError:
+            found = [item for item in _decode_any(given) if isinstance(item, dict)]
+            ids = [item.get("id") for item in found if item.get("type") == REFERENCE]
+    items = dict.fromkeys(filter(None, map(response_of, ids)))
     return NamedResponses(previous if isinstance(previous, str) else None, list(items))
-
-
-def _references(given: Raw) -> Iterator[Any]:
-    """The ids of items that the input refers to, whatever stands beside them."""
-    if bytes(memoryview(given)[:1]) != b"[":
-        return
-    try:
-        for item in _decode_items(given):
-            if item.type == REFERENCE:
-                yield item.id
-    except msgspec.ValidationError:
-        for item in _decode_any(given):
-            if isinstance(item, dict) and item.get("type") == REFERENCE:
-                yield item.get("id")

@@ -67,27 +67,21 @@ class CallParser(ABC):
         """Take text; return the content and the parts of calls that it completes."""
         at = 0
         while at < len(text):
-            if passed := self._plain(text, at):
-                at += passed
+            plain = ""  # the characters from here on that have no meaning for the machine
+            if self._in_string:
+                found = STRING_STOP.search(text, at)
+                if plain := text[at : found.start() if found else len(text)]:
+                    self._add(plain)
+            elif self._in_text and not self._held and not self._after_call:
+                found = self._opening.search(text, at)
+                plain = text[at : found.start() if found else len(text)].rstrip()
+                self._say(plain)
+            if plain:
+                at += len(plain)
             else:
                 self._machine.send(text[at])
                 at += 1
         return self._taken()
-
-    def _plain(self, text: str, at: int) -> int:
-        """Pass on the characters from here on that have no meaning for the machine; return their number."""
-        if self._in_string:
-            found = STRING_STOP.search(text, at)
-            plain = text[at : found.start() if found else len(text)]
-            if plain:
-                self._add(plain)
-        elif self._in_text and not self._held and not self._after_call:
-            found = self._opening.search(text, at)
-            plain = text[at : found.start() if found else len(text)].rstrip()
-            self._say(plain)
-        else:
-            return 0
-        return len(plain)
 
     def finish(self) -> tuple[str, tuple[CallDelta, ...]]:
         """Return what was held back, at the end of the text."""

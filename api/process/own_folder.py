@@ -4,7 +4,6 @@ import fcntl
 import os
 import shutil
 import socket
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from tempfile import gettempdir, mkdtemp
@@ -18,8 +17,13 @@ class OwnFolder:
 
     def __init__(self, prefix: str) -> None:
         """Remove those of this prefix whose processes were killed, and make one. OSError: none can be made."""
-        for left in _left(prefix):
-            shutil.rmtree(left, ignore_errors=True)
+        with suppress(OSError), os.scandir(gettempdir()) as entries:
+            for entry in entries:
+                if not entry.name.startswith(prefix) or not entry.is_dir(follow_symlinks=False):
+                    continue
+                with suppress(OSError):  # one without a lock is being made, or not ours
+                    if entry.stat(follow_symlinks=False).st_uid == os.geteuid() and _is_free(Path(entry, LOCK)):
+                        shutil.rmtree(entry, ignore_errors=True)
         self.path = Path(mkdtemp(prefix=prefix))
         self._lock = _locked(self.path)
 
@@ -45,17 +49,6 @@ def _locked(folder: Path) -> int | None:
         else:
             return descriptor
     return None
-
-
-def _left(prefix: str) -> Iterator[Path]:
-    """Folders of this user and machine whose locks nobody holds. One without a lock is being made, or not ours."""
-    with suppress(OSError), os.scandir(gettempdir()) as entries:
-        for entry in entries:
-            if not entry.name.startswith(prefix) or not entry.is_dir(follow_symlinks=False):
-                continue
-            with suppress(OSError):
-                if entry.stat(follow_symlinks=False).st_uid == os.geteuid() and _is_free(Path(entry, LOCK)):
-                    yield Path(entry)
 
 
 def _is_free(lock: Path) -> bool:

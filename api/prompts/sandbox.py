@@ -88,7 +88,10 @@ class _CodeGenerator(jinja2.compiler.CodeGenerator):
 
     def blockvisit(self, nodes: Any, frame: jinja2.compiler.Frame) -> None:
         if id(nodes) in self._repeated:
-            self.writeline(f"environment.charge({STEP_CHARACTERS + sum(map(_constant_characters, nodes))})")
+            texts = (each.data for node in nodes for each in node.find_all(jinja2.nodes.TemplateData))
+            values = (each.value for node in nodes for each in node.find_all(jinja2.nodes.Const))
+            characters = sum(map(len, chain(texts, (value for value in values if isinstance(value, str)))))
+            self.writeline(f"environment.charge({STEP_CHARACTERS + characters})")
         super().blockvisit(nodes, frame)
 
     def visit_Getattr(self, node: jinja2.nodes.Getattr, frame: jinja2.compiler.Frame) -> None:  # noqa: N802
@@ -100,12 +103,6 @@ class _CodeGenerator(jinja2.compiler.CodeGenerator):
         self.write(f"({name}[{node.attr!r}] if type({name}) is dict and {node.attr!r} in {name} else ")
         super().visit_Getattr(node, frame)
         self.write(")")
-
-
-def _constant_characters(node: jinja2.nodes.Node) -> int:
-    texts = (each.data for each in node.find_all(jinja2.nodes.TemplateData))
-    values = (each.value for each in node.find_all(jinja2.nodes.Const) if isinstance(each.value, str))
-    return sum(map(len, chain(texts, values)))
 
 
 class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):

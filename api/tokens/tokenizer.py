@@ -147,18 +147,13 @@ class HfTokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         piece = self._pieces.get(token_id)
         if piece is None:
-            piece = self._pieces[token_id] = self._piece(token_id)
+            piece = b""
+            if token_id in self._plain:
+                piece = self._plain[token_id].encode()
+            elif 0 <= token_id < self.vocab_size and (token := self._tokenizer.id_to_token(token_id)) is not None:
+                piece = self._rule(token) if self._rule else self.decode([token_id], skip_special_tokens=False).encode()
+            self._pieces[token_id] = piece
         return piece
-
-    def _piece(self, token_id: int) -> bytes:
-        if not 0 <= token_id < self.vocab_size:
-            return b""
-        if token_id in self._plain:
-            return self._plain[token_id].encode()
-        token = self._tokenizer.id_to_token(token_id)
-        if token is None:
-            return b""
-        return self._rule(token) if self._rule else self.decode([token_id], skip_special_tokens=False).encode()
 
 
 def load_tokenizer(path: str | Path | None) -> Tokenizer:
