@@ -91,9 +91,14 @@ def _wait(fleet: FleetClient, tell: Callable[[], Collection[str]], limit_s: floa
         try:
             names = tell()
             now_s, there = time.monotonic(), _those(fleet, names)
+            busy = []
             for each in there:
-                seen.setdefault(each.name, (now_s, each))
-            busy = [each for each in there if not _is_idle(each, seen[each.name][1], now_s - seen[each.name][0])]
+                first_s, first = seen.setdefault(each.name, (now_s, each))
+                is_replaced = (each.incarnation or first.incarnation) != first.incarnation  # and has lost its requests
+                is_measured = each.measured_at != first.measured_at and now_s - first_s > HEARD_S
+                is_idle = each.serves and not each.open_requests and is_measured
+                if not (each.life in NOT_BEGUN or is_replaced or is_idle):
+                    busy.append(each)
             if not busy:
                 return names
             why = ", ".join(map(_left, busy))
@@ -106,13 +111,6 @@ def _wait(fleet: FleetClient, tell: Callable[[], Collection[str]], limit_s: floa
         if time.monotonic() - began_s > max(limit_s, SOONEST_S):
             raise click.ClickException(f"after {limit_s:g} s {why}; --wait longer, or let them be cut")
         time.sleep(LOOK_S)
-
-
-def _is_idle(now: ReplicaView, before: ReplicaView, passed_s: float) -> bool:
-    """Return True if the replica is idle; a replaced process has lost its requests."""
-    if now.life in NOT_BEGUN or (now.incarnation or before.incarnation) != before.incarnation:
-        return True
-    return now.serves and not now.open_requests and now.measured_at != before.measured_at and passed_s > HEARD_S
 
 
 def _left(replica: ReplicaView) -> str:

@@ -172,7 +172,13 @@ def find(which: str | None) -> Where:
                 f"{len(fleets)} fleets run on this machine: {listed(fleets)}; name one: "
                 f"{example('fleet', str(fleets[0].port))}"
             )
-    found = fleets if which is None else _matching(fleets, which)
+    found = fleets
+    if which is not None:  # a controller's URL, else the port here of a router, or else of a controller
+        named = sorted((fleet for fleet in fleets if fleet.controller == which), key=lambda fleet: fleet.found)
+        port = int(which) if which.isdecimal() else _port_of(which) if urlsplit(which).hostname in LOOPBACK else None
+        of_routers = [fleet for fleet in fleets if fleet.port == port]
+        of_controllers = [fleet for fleet in fleets if _port_of(fleet.controller) == port]
+        found = named[:1] or ([] if port is None else of_routers or of_controllers)
     if len(found) > 1:
         raise click.ClickException(
             f"{which} matches several fleets: {listed(found)}; name one by the URL of its controller"
@@ -188,16 +194,6 @@ def find(which: str | None) -> Where:
 
 def listed(fleets: list[LocalFleet]) -> str:
     return ", ".join(f"port {fleet.port} (controller {fleet.controller})" for fleet in fleets) or "none"
-
-
-def _matching(fleets: list[LocalFleet], which: str) -> list[LocalFleet]:
-    """Find the fleets by a controller's URL; else by the port here of a router, or else of a controller."""
-    named = sorted((fleet for fleet in fleets if fleet.controller == which), key=lambda fleet: fleet.found)
-    port = int(which) if which.isdecimal() else _port_of(which) if urlsplit(which).hostname in LOOPBACK else None
-    if named or port is None:
-        return named[:1]
-    of_routers = [fleet for fleet in fleets if fleet.port == port]
-    return of_routers or [fleet for fleet in fleets if _port_of(fleet.controller) == port]
 
 
 def _port_of(url: str) -> int | None:
