@@ -11,7 +11,10 @@ from jinja2 import nodes
 
 def takes_parts(template: nodes.Template) -> bool:
     """Return whether the template loops over the parts of a content."""
-    messages = _aliases(template, {"messages"})
+    messages = {"messages"}  # and all that are assigned from them
+    assigned = list(template.find_all(nodes.Assign))
+    while found := {name for one in assigned for name in _assigned(one, messages)} - messages:
+        messages |= found
     items = {target.name for loop, target in _loops(template) if _is_one_of(loop.iter, messages)}
     handed = _parameters_for_content(template, items)
     in_macros = {id(loop) for macro in template.find_all(nodes.Macro) for loop in macro.find_all(nodes.For)}
@@ -57,17 +60,6 @@ def _dotted(node: nodes.Node | None) -> str | None:
 
 def _is_one_of(node: nodes.Node | None, names: set[str]) -> bool:
     return _dotted(_unwrapped(node)) in names
-
-
-def _aliases(root: nodes.Node, names: set[str]) -> set[str]:
-    """These names, and all that are assigned from them."""
-    known = set(names)
-    assigned = list(root.find_all(nodes.Assign))
-    while True:
-        found = {name for one in assigned for name in _assigned(one, known)} - known
-        if not found:
-            return known
-        known |= found
 
 
 def _assigned(one: nodes.Assign, known: set[str]) -> Iterator[str]:

@@ -220,7 +220,10 @@ def of_responses(body: bytes, prompts: Prompts) -> dict[str, Any]:  # noqa: ARG0
     # vLLM adds special tokens to the text of its template here, and in no other chat.
     fields: dict[str, Any] = {"messages": made, "add_special_tokens": True, **_passed_on(asked)}
     if asked.tools:
-        fields["tools"] = [_function_tool(tool) for tool in asked.tools]
+        if others := [tool.get("type") for tool in asked.tools if tool.get("type") != "function"]:
+            raise _refuse(f"a tool is of type {str(others[0])[:40]!r}", "tools")
+        functions = ({name: value for name, value in tool.items() if name != "type"} for tool in asked.tools)
+        fields["tools"] = [{"type": "function", "function": function} for function in functions]
         fields["tool_choice"] = asked.tool_choice
     if continued:
         fields |= {"add_generation_prompt": False, "continue_final_message": True}
@@ -274,12 +277,6 @@ def _reasoning(item: dict[str, Any]) -> str:
             if isinstance(text, str):
                 return text
     return ""
-
-
-def _function_tool(tool: dict[str, Any]) -> dict[str, Any]:
-    if tool.get("type") != "function":
-        raise _refuse(f"a tool is of type {str(tool.get('type'))[:40]!r}", "tools")
-    return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
 
 
 CHATS: dict[str, Callable[[bytes, Prompts], dict[str, Any]]] = {"messages": of_messages, "responses": of_responses}

@@ -124,7 +124,21 @@ NEED_PROMPTS = "  A log that has them is written by: warmroute router --request-
 
 
 def lines(analysis: Analysis) -> Iterator[str]:
-    yield from _sharing(analysis.name, analysis.sharing)
+    sharing = analysis.sharing
+    saved = f"{sharing.saved_tokens:,} tokens = {sharing.hit_rate:.1%}, were nothing ever evicted"
+    prefix = f"{sharing.shared_prefix_tokens:,.0f} tokens on the average"
+    for title, value in (
+        ("trace", analysis.name),
+        ("requests", f"{sharing.requests:,}"),
+        ("input tokens", f"{sharing.input_tokens:,}"),
+        ("blocks", f"{sharing.blocks:,}  full ones, of {sharing.block_tokens:,} tokens"),
+        ("unique blocks", f"{sharing.unique_blocks:,}"),
+        ("shared blocks", f"{sharing.shared_blocks:,}  in two requests or more"),
+        ("reusable", f"{sharing.reusable_blocks:,}  every further use of a block"),
+        ("could be saved", saved),
+        ("shared prefix", f"{prefix}; {sharing.sharing_requests:,} requests have one"),
+    ):
+        yield f"{title:<16}{value}"
     yield ""
     yield from _caches(analysis)
     yield ""
@@ -139,23 +153,6 @@ def lines(analysis: Analysis) -> Iterator[str]:
     yield from aligned([("block size, if nothing is evicted", "hit rate"), *sizes])
     yield ""
     yield from _breaks(analysis.breaks)
-
-
-def _sharing(name: str, sharing: Sharing) -> Iterator[str]:
-    saved = f"{sharing.saved_tokens:,} tokens = {sharing.hit_rate:.1%}, were nothing ever evicted"
-    prefix = f"{sharing.shared_prefix_tokens:,.0f} tokens on the average"
-    for title, value in (
-        ("trace", name),
-        ("requests", f"{sharing.requests:,}"),
-        ("input tokens", f"{sharing.input_tokens:,}"),
-        ("blocks", f"{sharing.blocks:,}  full ones, of {sharing.block_tokens:,} tokens"),
-        ("unique blocks", f"{sharing.unique_blocks:,}"),
-        ("shared blocks", f"{sharing.shared_blocks:,}  in two requests or more"),
-        ("reusable", f"{sharing.reusable_blocks:,}  every further use of a block"),
-        ("could be saved", saved),
-        ("shared prefix", f"{prefix}; {sharing.sharing_requests:,} requests have one"),
-    ):
-        yield f"{title:<16}{value}"
 
 
 def _caches(analysis: Analysis) -> Iterator[str]:

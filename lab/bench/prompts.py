@@ -43,26 +43,21 @@ class Words:
 
     def text(self, passages: Sequence[Passage]) -> str:
         """Rounded to words over all of them, so that many short ones do not add up to something else."""
-        said, tokens, words = [], 0, 0
+        said, tokens, words = list[str](), 0, 0
         for passage in passages:
             tokens += passage.tokens
             end = round(tokens / self._tokens_per_word)
-            said.append(self._passage(passage.name, end - words))
+            digest = xxh3_128_intdigest(passage.name.encode(), self._seed)
+            digits = (digest >> 8 * place & 0xFF for place in range(min(end - words, NAME_DIGITS)))
+            said += map(SPACED.__getitem__, digits)
+            start, missing = (digest >> 64) % CORPUS_WORDS, max(0, end - words - NAME_DIGITS)
+            while missing:
+                part = self._corpus[start * WORD_BYTES : (start + missing) * WORD_BYTES]
+                said.append(part)
+                missing -= len(part) // WORD_BYTES
+                start = 0
             words = end
         return "".join(said)
-
-    def _passage(self, name: str, words: int) -> str:
-        digest = xxh3_128_intdigest(name.encode(), self._seed)
-        digits = (digest >> 8 * place & 0xFF for place in range(min(words, NAME_DIGITS)))
-        begun = "".join(map(SPACED.__getitem__, digits))
-        start, missing = (digest >> 64) % CORPUS_WORDS, max(0, words - NAME_DIGITS)
-        parts = [begun]
-        while missing:
-            part = self._corpus[start * WORD_BYTES : (start + missing) * WORD_BYTES]
-            parts.append(part)
-            missing -= len(part) // WORD_BYTES
-            start = 0
-        return "".join(parts)
 
 
 # ---- bodies

@@ -6,7 +6,7 @@ Times, ids and addresses are text that is another in every request.
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache
 from itertools import chain
 from typing import NamedTuple, TypeAlias
@@ -223,25 +223,21 @@ def without_volatile(prompts: Sequence[Prompt], faults: Collection[Fault], value
     for piece, masked in masks.items():
         alike[masked.piece].add(piece)
     changed = {piece: masked for piece, masked in masks.items() if len(alike[masked.piece]) > 1}
-    return [_repaired(prompt, changed) for prompt in prompts]
+    repaired = []
+    for prompt in prompts:
+        early, leading = _early(prompt), len(prompt.leading)
+        moved = [value for piece in early if piece in changed for value in changed[piece].values]
+        if not moved:
+            repaired.append(prompt)
+            continue
+        pieces = [changed[piece].piece if piece in changed else piece for piece in early]
+        rest = (*pieces[leading:], *prompt.rest[1:])
+        repaired.append(prompt._replace(leading=tuple(pieces[:leading]), rest=rest, moved=(*prompt.moved, *moved)))
+    return repaired
 
 
 def _early(prompt: Prompt) -> tuple[Piece, ...]:
     return (*prompt.leading, *prompt.rest[:1])
-
-
-def _repaired(prompt: Prompt, changed: Mapping[Piece, Masked]) -> Prompt:
-    early = _early(prompt)
-    moved = [value for piece in early if piece in changed for value in changed[piece].values]
-    if not moved:
-        return prompt
-    pieces = [changed[piece].piece if piece in changed else piece for piece in early]
-    leading = len(prompt.leading)
-    return prompt._replace(
-        leading=tuple(pieces[:leading]),
-        rest=(*pieces[leading:], *prompt.rest[1:]),
-        moved=(*prompt.moved, *moved),
-    )
 
 
 REPAIRS: dict[Fault, Callable[[Sequence[Prompt]], list[Prompt]]] = {
