@@ -163,34 +163,32 @@ class Flow:
                 if decision is None:
                     return
                 self.decision, self.is_new, self.is_fresh = decision, False, False
-                if decision.chosen is None:
-                    self._wait(decision)
-                    return
-                if port.send(decision):
-                    return
-                name = decision.chosen.name
-                self.tried, self.unfit = self.tried | {name}, self.unfit | {name}
+                if decision.chosen is not None:
+                    if port.send(decision):
+                        return
+                    name = decision.chosen.name
+                    self.tried, self.unfit = self.tried | {name}, self.unfit | {name}
+                    continue
+                # It waits: full replicas will have room, and silent or missing ones may come back.
+                if decision.rejection == "tried" and all(
+                    one.name in self.unfit for one in decision.candidates if one.role != "prefill"
+                ):
+                    raise no_replica(decision.refusal())
+                now_s = decision.question.now_s
+                self._queued_s = self._queued_s or now_s
+                self._until_s = self._until_s or now_s + self.patience_s
+                again_s = 0.0
+                if self.tried:
+                    again_s = now_s + min(MAX_PAUSE_S, PAUSE_S * 2**self._fruitless)
+                    self._fruitless = min(self._fruitless + 1, MAX_DOUBLINGS)
+                if decision.rejection != "full":
+                    self.tried = self.unfit  # the others may be asked again once they are back
+                # A request that waits again keeps its place, and a begun answer goes before new requests.
+                self.since_s = self.since_s or (decision.question.came_s if self.state is MOVING else None) or now_s
+                port.queue(decision, self.since_s, self._until_s, again_s)
+                return
         except ApiError as error:
             self._give_up(error)
-
-    def _wait(self, decision: "Decision") -> None:
-        """Wait: full replicas will have room, and silent or missing ones may come back."""
-        if decision.rejection == "tried" and all(
-            one.name in self.unfit for one in decision.candidates if one.role != "prefill"
-        ):
-            raise no_replica(decision.refusal())
-        now_s = decision.question.now_s
-        self._queued_s = self._queued_s or now_s
-        self._until_s = self._until_s or now_s + self.patience_s
-        again_s = 0.0
-        if self.tried:
-            again_s = now_s + min(MAX_PAUSE_S, PAUSE_S * 2**self._fruitless)
-            self._fruitless = min(self._fruitless + 1, MAX_DOUBLINGS)
-        if decision.rejection != "full":
-            self.tried = self.unfit  # the others may be asked again once they are back
-        # A request that waits again keeps its place, and a begun answer goes before new requests.
-        self.since_s = self.since_s or (decision.question.came_s if self.state is MOVING else None) or now_s
-        self.port.queue(decision, self.since_s, self._until_s, again_s)
 
     def no_room_in_time(self, wait_s: float) -> None:
         """Give up; `wait_s`: what the queue says of those that come now."""

@@ -87,11 +87,23 @@ class Screen:
         self._size = width, height
         above = heading(self.seen, self._poller.clock())
         room = height - len(above) - 1
-        middle = self._tables(width, room) if self._page is None else self._details(self._page, room)
+        page = self._page
+        if page is None:
+            middle = self._tables(width, room)
+        else:
+            if isinstance(page, str):
+                details: list[Line] = [[(text, "")] for text in page.splitlines()]
+            elif isinstance(page, ReplicaStatus):  # as it is now
+                now = [details_of(one) for one in self.seen.replicas if one.name == page.name]
+                details = now[0] if now else [[("It is gone.", DIM)]]
+            else:
+                details = details_of(page)
+            self._scrolled = max(0, min(self._scrolled, len(details) - room))
+            middle = [[(" ", ""), *line] for line in details[self._scrolled : self._scrolled + max(0, room)]]
         table, below = self.table, [(BACK, DIM)]
         if self._typing:
             below = [("/", "bold"), (f"{table.filter}█", ""), ("  Enter keeps it, Esc drops it", DIM)]
-        elif self._page is None:
+        elif page is None:
             filtered = f"{len(table.shown):,} of {len(table.all):,} with {table.filter!r}  " if table.filter else ""
             below = [(filtered, "bold"), (HINT, DIM)]
         return [*above, *middle, *[[]] * (room - len(middle)), below][:height]
@@ -125,17 +137,6 @@ class Screen:
         if self.tables[name].all:
             return f"No row has the text {self.tables[name].filter!r}; Esc shows all."
         return self.seen.refused.get(PATHS[name], EMPTY[PATHS[name]])
-
-    def _details(self, page: ReplicaStatus | DecisionRecord | str, room: int) -> list[Line]:
-        if isinstance(page, str):
-            lines: list[Line] = [[(text, "")] for text in page.splitlines()]
-        elif isinstance(page, ReplicaStatus):  # as it is now
-            now = [details_of(one) for one in self.seen.replicas if one.name == page.name]
-            lines = now[0] if now else [[("It is gone.", DIM)]]
-        else:
-            lines = details_of(page)
-        self._scrolled = max(0, min(self._scrolled, len(lines) - room))
-        return [[(" ", ""), *line] for line in lines[self._scrolled : self._scrolled + max(0, room)]]
 
     # ---- keys
 
