@@ -34,7 +34,7 @@ class GenerationApi(Struct, frozen=True, eq=False, kw_only=True):
     request_type: type[Any]
     new_id: Callable[[], str]
     inner: Callable[[Any], InnerRequest] | None = None  # None: the request is one itself
-    error_event: Callable[[ApiError, int], bytes] = _openai_error  # ends a stream that breaks, after so many events
+    error_event: Callable[[ApiError, int], bytes] = _openai_error  # ends a stream that breaks, after this many events
     last_event: bytes = DONE  # the last event of a whole stream, or its beginning if there is an `ending`
     ending: re.Pattern[bytes] | None = None  # finds a last event that is not always the same
     is_chat: bool = True  # whether its prompts are conversations

@@ -51,7 +51,7 @@ class Native(Struct, omit_defaults=True):
     response_id: Annotated[str, Meta(max_length=256)] | None = None
     created: Annotated[int, _INT64] | None = None
     seed: Annotated[int, _INT64] | None = None  # used where the client gave none
-    priority: float = 0.0  # seconds: it counts as having come so much later than it did
+    priority: float = 0.0  # seconds: it counts as having come this much later than it did
     cache_salt: Annotated[str, Meta(max_length=512)] | None = None  # instead of the client's, which it may contain
     kv_sources: Annotated[list[KvSource], Meta(max_length=MAX_KV_SOURCES)] = []  # the best is first; for one prompt
     retain: Retained = []  # beginnings of the prompt to keep in the cache; they count where `prompts` is given

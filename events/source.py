@@ -13,7 +13,7 @@ from events.stream.stream import Stream
 from events.view import CacheView
 
 ENDPOINT = "tcp://HOST:PORT, with a port from 1 to 65535, or ipc://PATH"
-MAX_IPC_BYTES = 107  # the address of a Unix socket has room for so many
+MAX_IPC_BYTES = 107  # the address of a Unix socket has room for this many
 
 _TCP = re.compile(r"tcp://[A-Za-z0-9_.:%\[\]-]+:([0-9]{1,5})")
 _LOCAL = re.compile(r"ipc://[^\0]+")

@@ -25,7 +25,7 @@ from events.view import CacheView, Request
 
 TICK_S = 0.1  # one for all replicas: each one wakes a process that has nothing to do
 MENDING_TICK_S = 0.05  # while a stream is not exact
-STANDSTILL_S = 0.5  # after so long without a tick, a busy publisher may have filled all queues on the way
+STANDSTILL_S = 0.5  # after this long without a tick, a busy publisher may have filled all queues on the way
 MAX_MESSAGE_BYTES = 8 * 2**20  # a prompt of a million tokens in one event; who sends more loses the connection
 MAX_WAITING_BYTES = 64 * 2**20  # messages that wait while a long batch is applied; an event beyond is a gap
 # An answer beyond is not read yet: the publisher still has it, but would not send it again.

@@ -47,8 +47,8 @@ class Autoscale(Struct, frozen=True, kw_only=True, omit_defaults=True):
     min: Bound
     max: Bound
     ttft_target_s: SomeSeconds = 1.0  # more replicas when a new prompt would wait for longer than this
-    up_after_s: Seconds = 5.0  # it has to be up so long without a break
-    down_after_s: Seconds = 60.0  # fewer when one less would still be well below the target for so long
+    up_after_s: Seconds = 5.0  # it has to be up this long without a break
+    down_after_s: Seconds = 60.0  # fewer when one less would still be well below the target for this long
 
 
 class ModelPlan(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -63,8 +63,8 @@ class ModelPlan(Struct, frozen=True, kw_only=True, omit_defaults=True):
     autoscale: Autoscale | None = None
     environment: dict[str, str] = {}
     options: tuple[str, ...] = ()  # more of the engine's own command line
-    drain_timeout_s: Seconds = 60.0  # running requests have so long when a replica is stopped
-    wedged_after_s: SomeSeconds = 20.0  # a replica that says nothing for so long is killed and started again
+    drain_timeout_s: Seconds = 60.0  # running requests have this long when a replica is stopped
+    wedged_after_s: SomeSeconds = 20.0  # a replica that says nothing for this long is killed and started again
     # Routers are told these
     tokenizer: str | None = None  # a folder, if it is not `model`
     chat_template: str | None = None  # a file

@@ -54,7 +54,7 @@ class Submit(Struct, omit_defaults=True):
     lora_name: str | None = None
     cache_salt: str | None = None
     extras: dict[int, list[ExtraKey]] = {}
-    priority: float = 0.0  # seconds: it counts as having come so much later than it did
+    priority: float = 0.0  # seconds: it counts as having come this much later than it did
     sources: list[KVSource] = []  # neighbours to ask for the beginning of the prompt
     retain: list[Retain] = []  # beginnings of the prompt to give up last
 

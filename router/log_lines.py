@@ -74,7 +74,7 @@ class Decided(Struct, omit_defaults=True):
     half: Half = "decode"  # the half that was placed; "prefill": to compute its prompt for another replica
     is_fetched: bool = False  # its KV had been computed elsewhere
     source: str | None = None  # the replica of ours that had computed it, to be read there
-    behind_s: float = 0  # it counted as come so much later, by its class, or as its tenant had more than its share
+    behind_s: float = 0  # it counted as come this much later, by its class, or as its tenant had more than its share
     stood_back: bool = False  # it left room for others
 
 
@@ -89,7 +89,7 @@ class Sending(Struct, omit_defaults=True):
     ended_at_s: float = 0
     streamed: bool = True  # its first byte is the first token
     fault: str | None = None
-    priority_s: float | None = None  # computed as if it had been sent so much later; None: in the replica's own order
+    priority_s: float | None = None  # computed as if it had been sent this much later; None: in the replica's own order
     awaited_s: float = USUAL_TTL_S  # how long its expected blocks counted as stored
     fetched_tokens: int = 0  # tokens whose KV came from another replica
     stands_back: bool = False  # who overtakes it harms nobody

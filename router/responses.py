@@ -186,7 +186,7 @@ class DecisionRecord(Struct, frozen=True, gc=False):
     portions: tuple[Portion, ...] = ()  # the sources from which the chosen replica was to take the prompt's tokens
     prefill: PrefillRecord | None = None  # None: nothing was weighed, as no two replicas have roles
     service_class: str | None = field(name="class", default=None)
-    behind_s: float = 0.0  # it counted as come so much later, by its class and by what its key had been given
+    behind_s: float = 0.0  # it counted as come this much later, by its class and by what its key had been given
 
 
 class DecisionList(Struct, frozen=True):

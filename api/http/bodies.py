@@ -9,7 +9,7 @@ from api.process.settings import Unusable
 SMALL_BYTES = 24 * 1024  # not counted: the number of connections is limited
 MEDIUM_BYTES = 1024 * 1024
 LARGEST_BODY_BYTES = 128 * 1024 * 1024  # above any configured limit: a reading process has twice as much memory
-MAX_DIGITS = 19  # 2**63 bytes have so many
+MAX_DIGITS = 19  # 2**63 bytes have this many
 LARGE_SHARE = 0.75  # the rest of the limit is kept for bodies of at most MEDIUM_BYTES
 
 

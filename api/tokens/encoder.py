@@ -15,10 +15,10 @@ from tokenizers import AddedToken, Tokenizer
 log = logging.getLogger(__name__)
 
 LONG_TEXT = 4096  # characters; a longer text is encoded without holding up Python's other threads
-COMPARE_EVERY = 1000  # one of so many texts is also encoded by tokenizers
+COMPARE_EVERY = 1000  # one text in this many is also encoded by tokenizers
 DIFFERS = "fastokens encodes a text differently"
 STRIDE = 613  # the distance of the code points that are compared at the start
-MAX_ADDED = 32  # added tokens that are compared at the start: so many of the first, and of the last
+MAX_ADDED = 32  # added tokens that are compared at the start: this many of the first, and of the last
 
 # One text at a time is encoded: a pool of threads in each process would only take its memory.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -225,7 +225,7 @@ def _accepted(layout: Layout, keys: Sequence[int], masks_of: MasksOf, slots: int
             own = masks_of(number, keys[step - 1 :: step])
         elif rule == WINDOW:
             own, width = masks_of(number, keys[units - 1 :: units]), 1
-            # A mask stands for itself and those of the blocks before it, so many together; near the start for fewer.
+            # A mask stands for itself and those of the blocks before it, this many together; near the start for fewer.
             while width < min(blocks, len(own)):
                 shift = min(width, blocks - width)
                 own = [*own[:shift], *map(and_, islice(own, shift, None), own)]

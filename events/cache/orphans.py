@@ -10,7 +10,7 @@ from events.cache.pools import Pools, ResolverStats
 from events.cache.slices import StoredPiece
 from events.messages import BlockStored, Hash
 
-ORPHAN_TOKENS = 16  # so many count as a block
+ORPHAN_TOKENS = 16  # this many count as a block
 
 
 class Orphans(dict[Hash, list[BlockStored]]):

@@ -76,7 +76,7 @@ class ResolverStats(Struct):
     unknown_events: int = 0
     rejected_events: int = 0
     remote_blocks: int = 0  # stored or removed in a place that is not the replica's own
-    refused_blocks: int = 0  # beyond what the replica can hold
+    refused_blocks: int = 0  # they would be more than the replica can hold
 
 
 MAX_BLOCKS = 2**21  # the limit for one replica, in all media: its views take a gigabyte then

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 CONNECT_TIMEOUT_S = 1.0  # the system would try for minutes, and less and less often
 HANDSHAKE_S = 5.0
 UNANSWERED_MS = 4000  # a request whose bytes are not acknowledged ends the connection
-KEEPALIVE_S = 1, 1, 3  # idle for so long, then so often, and so many times without an answer
+KEEPALIVE_S = 1, 1, 3  # idle for this long, then this often, and this many times without an answer
 
 Receive = Callable[[list[Frames]], object]
 

@@ -22,7 +22,7 @@ from events.sockets.curve import CurveKeys, secure_server
 
 log = logging.getLogger(__name__)
 
-# All peers together may have sent so much by the connections they have: subscriptions, requests of some ten bytes,
+# All peers together may have sent this much by the connections they have: subscriptions, requests of some ten bytes,
 # handshakes and heartbeats. No more can wait, as nobody knows which parts are of messages that have ended, and libzmq
 # takes some 40 bytes for each byte of a topic.
 MAX_BYTES = 2**20
@@ -176,7 +176,7 @@ def connection_at(descriptor: int) -> PeerConnection | None:
 MAX_PART_BYTES = 1024  # the longest message of a peer: a request, a subscription, a handshake
 WAITING_REQUESTS = 4  # the limit for one peer; more wait with it (with 1, nobody gets in by CURVE)
 KERNEL_BYTES = 256 * 1024  # wait in the kernel for a peer that does not read
-UNREAD_MS = 30_000  # a peer whose kernel takes nothing for so long is gone
+UNREAD_MS = 30_000  # a peer whose kernel takes nothing for this long is gone
 HANDSHAKE_MS = 5000
 
 

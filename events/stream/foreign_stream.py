@@ -4,7 +4,7 @@ from events.stream.actions import Action
 from events.stream.states import Repair, Row, State, StreamConfig
 from events.stream.stream import Stream
 
-DRAINED_S = 0.2  # after so long without a batch, all that was sent during a standstill has been read
+DRAINED_S = 0.2  # after this long without a batch, all that was sent during a standstill has been read
 
 
 class ForeignStream(Stream):

@@ -16,7 +16,7 @@ from fleet.display import Display
 from router.console.asking import Refused, Unreachable
 
 LOOK_S = 0.25
-GONE_S = 2.0  # a controller that is silent for so long has ended
+GONE_S = 2.0  # a controller that is silent for this long has ended
 
 
 @click.command()

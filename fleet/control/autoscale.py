@@ -12,7 +12,7 @@ from fleet.host.report import Report
 from fleet.plan import MAX_REPLICAS, Autoscale
 
 STALE_S = 5.0  # a measurement older than that says nothing
-STARTS_S = 12  # times up_after_s: for so long a replica that starts counts as if it were there
+STARTS_S = 12  # times up_after_s: for this long a replica that starts counts as if it were there
 SPARE = 0.5  # a prompt may wait this share of the target with one replica less
 MAX_BUSY = 0.7  # the share of the prefill speed, or of the KV memory, in use with one replica less
 FULL = 0.9  # the share of the KV memory in use: a prompt that waits may need more than the rest

@@ -67,9 +67,9 @@ log = logging.getLogger(__name__)
 LOOK_S = 0.5  # the pause between looks at what only time changes
 AGAIN_S = 0.5  # before a host that is lost is asked again
 BEGIN_AGAIN_S = 1.0  # before a host that could not be begun is tried again
-PLACING_S = 10.0  # a host that has not reported for so long may wait for a node; before, it only starts
+PLACING_S = 10.0  # a host that has not reported for this long may wait for a node; before, it only starts
 HEARD_WITHIN_S = 10.0  # after a restart: then those of whom nothing was heard are no members
-STOPS_S = 30.0  # a host has so long to end after its replica's time to drain
+STOPS_S = 30.0  # a host has this long to end after its replica's time to drain
 
 _decode = msgspec.json.Decoder(Kept).decode
 

@@ -94,11 +94,11 @@ class Probe:
 
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
-SETTLED_S = 60.0  # a process that ran for so long is restarted at once
+SETTLED_S = 60.0  # a process that ran for this long is restarted at once
 LOOK_S = 1.0  # between probes
 STARTING_LOOK_S = 0.1
 STOP_LIMIT_S = 20.0  # a process whose requests are done is killed after this
-REPORT_WITHIN_S = 10.0  # a long poll without news is answered after so long
+REPORT_WITHIN_S = 10.0  # a long poll without news is answered after this long
 
 
 class Supervisor:

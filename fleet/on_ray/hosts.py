@@ -15,7 +15,7 @@ from fleet.on_ray.replica import Replica, decode_report, encode_task
 from fleet.plan import Task
 
 GRACE_S = 3.0  # the time for an answer to come through Ray
-SILENT_S = 60.0  # an actor that does not answer for so long, though Ray says that it lives, is killed
+SILENT_S = 60.0  # an actor that does not answer for this long, though Ray says that it lives, is killed
 LOG_WITHIN_S = 10.0
 GONE_WITHIN_S = 5.0
 LOOK_S = 0.02

@@ -34,7 +34,7 @@ class InThisProcess:
 
     holds = True  # the fleet ends with it
     retries: float = 0  # how often in a row a fleet that was lost may be begun again
-    away_s = math.inf  # a controller that does not answer for so long is lost, with the fleet
+    away_s = math.inf  # a controller that does not answer for this long is lost, with the fleet
 
     def __init__(self, logs: Path, key: str) -> None:
         self.hosts = LocalHosts(logs)

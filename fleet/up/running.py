@@ -23,12 +23,12 @@ from router.console.asking import Refused, Unreachable
 from router.process.front import Front
 
 LOOK_INTERVAL_S = 0.05
-ENDS_S = 60.0  # replicas have so long to end after their time to drain
+ENDS_S = 60.0  # replicas have this long to end after their time to drain
 
 T = TypeVar("T")
 
 
-SETTLED_S = 60.0  # a fleet that lasted for so long has not failed at once
+SETTLED_S = 60.0  # a fleet that lasted for this long has not failed at once
 LONGEST_PAUSE_S = 30.0
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from kernels.adapters import ALIGNED, EVEN, NUMBERS, PARTS, TILE, Table, Tiles
 from kernels.gpu.jit import jit_for_any
 
-RANKS = 64  # a program computes so many at a time
+RANKS = 64  # a program computes this many at a time
 DEPTH = 64  # inputs that it adds up at a time
 COLUMNS = 128  # a program's part of a product
 RANK_STEP = 32  # ranks that it adds up at a time

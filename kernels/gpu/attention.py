@@ -33,7 +33,7 @@ MAX_TILE = 128
 STAGES = 5  # a tile goes through two loads, of the table and by it: so two tiles are in flight while one is computed
 FEW_STAGES = 3  # products with little memory have these
 ENOUGH_SHARED = 200 * 1024  # bytes, as data centers' have from Hopper on
-WAVES = 6  # each processor has so many programs that decode, so that an uneven end costs little
+WAVES = 6  # each processor has this many programs that decode, so that an uneven end costs little
 FEW, MANY = 32, 256  # sequences whose lengths a program reads at once
 MAX_SPLITS = 64
 # The most, if the host does not know how few sequences decode:

@@ -22,7 +22,7 @@ import triton.language as tl
 from kernels.gpu.jit import jit, jit_for_any
 
 AT_ONCE = tl.constexpr(64)  # shares that are added up at once
-FIELDS = tl.constexpr(4)  # a row of a plan has so many
+FIELDS = tl.constexpr(4)  # a row of a plan has this many
 
 
 @jit_for_any("sequences", "extra")

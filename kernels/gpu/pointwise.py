@@ -217,7 +217,7 @@ def copy_places(
     layer_stride: tl.tensor,
     to_values: tl.tensor,
     block_stride: tl.tensor,
-    token: tl.constexpr,  # so many places has one
+    token: tl.constexpr,  # the places of one
     columns: tl.constexpr,
 ) -> None:
     # Each lane has the same places of all blocks and takes the copies in their order. A block that is a source may be

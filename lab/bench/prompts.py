@@ -32,7 +32,7 @@ WORDS = _COMMON.split()  # 256, one for each byte
 SPACED = [f" {word}" for word in WORDS]
 WORD_BYTES = 5  # a space and four letters
 CORPUS_WORDS = 1 << 16
-NAME_DIGITS = 8  # a passage begins with its name in so many, so that no two begin alike
+NAME_DIGITS = 8  # a passage begins with its name in this many, so that no two begin alike
 
 
 class Words:

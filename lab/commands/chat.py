@@ -32,7 +32,7 @@ def chat(which: str | None, model: str | None, api_key: str | None) -> None:
     /help lists what else can be typed: /file FILE puts a document in front, /new begins again. Ctrl-C ends an answer.
     Exit status: 0 ended as asked, 1 the endpoint cannot be asked, 2 a value cannot be used.
     """
-    from lab.bench.probe import target_of  # an HTTP client: not needed to refuse arguments
+    from lab.bench.probe import target_of  # it brings an HTTP client, which is not needed to refuse arguments
     from lab.chat.answers import Place, find_model
     from lab.chat.conversation import Conversation, piped, typed
 

@@ -8,7 +8,7 @@ import zmq
 from events.messages import EventBatch, decode_batch
 from qualification.engines.engine import Engine
 
-QUIET_MS = 500  # no batch is under way if none has come for so long
+QUIET_MS = 500  # no batch is under way if none has come for this long
 
 
 class Published:

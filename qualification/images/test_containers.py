@@ -30,7 +30,7 @@ pytestmark = [
 ]
 
 HEARD_S = 3.0  # until the last proxy has heard that a pod ends
-STREAMS, OUTLASTING = 6, 900  # streams of so many tokens: 15 s, longer than --drain-delay; one may be preempted
+STREAMS, OUTLASTING = 6, 900  # streams of this many tokens: 15 s, longer than --drain-delay; one may be preempted
 ASK_TWICE = """
 from openai import OpenAI
 client = OpenAI(base_url="http://warmroute-router:8000/v1", api_key="none")

@@ -150,7 +150,7 @@ class BlockPool:
         if hits:
             self.touch(hits)
         if new > self._queue.length:
-            # Let so many retained blocks be handed out.
+            # Let this many retained blocks be handed out.
             self._queue.append(self.retention.end(self.retention.first_to_go(new - self._queue.length)))
         blocks = self._queue.pop(new)
         slots = np.array(blocks, np.intp)

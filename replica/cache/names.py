@@ -24,7 +24,7 @@ class Names:
     """`keys[slot]` is the slot's key, if it is in the table or a copy of one that is."""
 
     def __init__(self, slots: int) -> None:
-        bits = max(2, (4 * slots - 1).bit_length())  # so many buckets that few hold two
+        bits = max(2, (4 * slots - 1).bit_length())  # enough buckets that few hold two
         self._shift = 64 - bits
         self._multiplier = secrets.randbits(64) | 1  # secret: whoever could choose buckets could crowd one
         self._heads = array("i", [NOBODY]) * (1 << bits)

@@ -29,7 +29,7 @@ from replica.transformer import Transformer
 
 log = logging.getLogger(__name__)
 
-GRAPH_BYTES = 2 << 20  # the driver takes so much for a graph
+GRAPH_BYTES = 2 << 20  # the driver takes this much for a graph
 WARM = 1024  # rows of a prompt up to which its kernels may be others if something is cached before it
 
 

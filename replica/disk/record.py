@@ -22,7 +22,7 @@ MAGIC = b"WARMKV\r\n"
 PAGE = 4096  # O_DIRECT moves whole pages on any common disk
 GROUP_SLOTS = 256
 SECTOR = 512
-LEAST_EXACT_BYTES = 256  # a header has room for so many extra keys, or a few more
+LEAST_EXACT_BYTES = 256  # a header has room for this many extra keys, or a few more
 NO_EXACT = -1
 MAX_IDENTITY = 2**62  # a file may claim anything; beyond this there would be no room for new identities
 

@@ -38,7 +38,7 @@ from replica.runners.runner import Finish, Runner
 from replica.tiers.mover import Mover
 from replica.tiers.transfers import Judgement
 
-TENANT_SHARE = 0.5  # one cache salt may retain so much of all that may be retained
+TENANT_SHARE = 0.5  # one cache salt may retain this much of all that may be retained
 MAX_TOKENS_PER_S = 1e8  # a status has no faster ones
 
 

@@ -15,7 +15,7 @@ from replica.messages import NeighbourSnapshot
 from replica.neighbours.messages import LEASE_S, LENGTH, FromSource, Lost, Read, encode
 from replica.neighbours.sealed import SEAL_BYTES, NotProven, Session
 
-STALL_S = 2.0  # a peer that neither sends nor takes a byte for so long is given up
+STALL_S = 2.0  # a peer that neither sends nor takes a byte for this long is given up
 LOOK_S = 0.05  # how soon a cancelled wait ends
 NO_PAYLOAD = memoryview(b"")
 

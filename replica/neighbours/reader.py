@@ -31,7 +31,7 @@ Answer = TypeVar("Answer", Welcome, Offer, Block)
 
 CONNECT_S = 0.5
 HANDSHAKE_S = 1.0
-DEAD_S = 5.0  # a peer that failed is not asked again for so long
+DEAD_S = 5.0  # a peer that failed is not asked again for this long
 # Below this no pull pauses: a new connection alone may take that long on a busy machine.
 HURRY_S = 1.0
 KEPT_S = 30.0  # a connection without a pull; the source keeps it longer

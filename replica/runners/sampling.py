@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 
 GREEDY_BELOW = 1e-5  # vLLM has this limit for the temperature, too
 CANDIDATES = (1024, 16384)  # the largest weights, among which a nucleus ends, mostly
-CHUNK_LOGITS = 2**23  # log probabilities look at so many together: 32 MB
-LOGITS_AT_ONCE = 2**23  # a prompt's log probabilities look at so many
+CHUNK_LOGITS = 2**23  # log probabilities look at this many together: 32 MB
+LOGITS_AT_ONCE = 2**23  # a prompt's log probabilities look at this many
 HIGHEST = torch.finfo(torch.float32).max
 LOWEST = torch.finfo(torch.float32).min
 TINIEST = torch.finfo(torch.float32).tiny
@@ -58,7 +58,7 @@ def is_shaped(request: Request, generated: int) -> bool:
 
 
 def _may_not_stop(request: Request, generated: int) -> bool:
-    # vLLM does so, too: so many tokens come first. (The scheduler would let the last of these be a stop token.)
+    # vLLM does so, too: this many tokens come first. (The scheduler would let the last of these be a stop token.)
     return generated < request.sampling.min_tokens and bool(request.sampling.stop_token_ids)
 
 
@@ -172,7 +172,7 @@ class Seen:
 
     def __init__(self, request: Request) -> None:
         with_prompt = request.sampling.repetition_penalty != 1
-        self.taken = 0 if with_prompt else request.prompt_tokens  # so many tokens of the chain are looked at
+        self.taken = 0 if with_prompt else request.prompt_tokens  # this many tokens of the chain are looked at
         self.places: dict[int, int] = {}
         self.ids = array("q")
         self.counts = array("f")

@@ -35,7 +35,7 @@ from replica.settings.sizes import HOST_SHARE
 AUTO = "auto"  # the type that the model's own configuration names
 DEVICES = (AUTO, "cpu", "cuda")
 DTYPES = (AUTO, "float32", "bfloat16", "float16")
-NATIVE_MAX_STEP_S = 0.5  # a replica says nothing for so long, and a router takes a second without a word for silence
+NATIVE_MAX_STEP_S = 0.5  # a replica says nothing for this long, and a router takes a second without a word for silence
 
 
 class ModelName(Text):

@@ -60,7 +60,7 @@ class LoadSpeeds:
 
 CLOSING_S = 5.0
 TOGETHER = 16  # blocks that a device moves before others have their turn
-PARTS = 2  # so many parts go in each direction at once: a device has the next before the last is done
+PARTS = 2  # this many parts go in each direction at once: a device has the next before the last is done
 BESIDE_SHARE = 0.05  # a processor's time for loads, and as much for pulls, while the CPU computes a step
 
 log = logging.getLogger(__name__)

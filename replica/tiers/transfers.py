@@ -21,7 +21,7 @@ class Judgement(NamedTuple):
     """The speeds that are known, as answers to two questions."""
 
     pays_off: Callable[[str], bool]  # whether tokens are sooner brought from this medium than computed
-    compute_s: Callable[[int], float]  # how long so many tokens take to compute; 0: not known
+    compute_s: Callable[[int], float]  # how long this many tokens take to compute; 0: not known
 
 
 UNKNOWN = Judgement(lambda _: True, lambda _: 0.0)

@@ -15,7 +15,7 @@ from router.console.formatting import decoded, duration, plain_console
 from router.placement.verdict import Portion, Verdict
 from router.responses import Explanation
 
-BAR_CELLS = ((100, 20), (72, 12), (0, 0))  # columns from which a bar has so many cells
+BAR_CELLS = ((100, 20), (72, 12), (0, 0))  # columns from which a bar has this many cells
 
 
 class _Model(Struct):

@@ -46,7 +46,7 @@ MAX_CHOICES = 500
 MAX_CONSIDERED = 200_000  # candidates of all decisions together
 MAX_ALERTS = 50
 MAX_ENDED = 10
-ENDED_FOR_S = 600.0  # an alert is shown so long after its end
+ENDED_FOR_S = 600.0  # an alert is shown this long after its end
 CONSIDERED_AT_A_TIME = 2000
 ROWS_AT_A_TIME = 500  # rows are cheap to read
 

@@ -29,7 +29,7 @@ from router.workers.colleagues import Colleagues
 from router.workers.questions import DECIDED
 
 FRAME_S = 0.9  # pages ask each second
-LINGER_S = 10.0  # alerts are kept so long after the last question
+LINGER_S = 10.0  # alerts are kept this long after the last question
 MAX_DECISIONS = 20
 MAX_MODELS = 100
 MAX_QUERIES = 64  # frames that are kept, each for another query

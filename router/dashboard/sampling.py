@@ -51,7 +51,7 @@ REPLICA_SERIES = (
     "ttft_p99_s",
 )
 UNSERVED = ("no_replica", "queue_full")  # refusals that count as errors of the fleet
-DIGITS = 6  # a four-byte float has so many
+DIGITS = 6  # a four-byte float has this many
 AT_A_TIME = 50  # replicas: less than a millisecond
 _NOTHING = Figures({}, 0, 0)  # counted by a worker before its first answer
 

@@ -24,7 +24,7 @@ from router.workers.peer_inbox import InboxCounts
 from router.workers.peer_links import Links
 
 PREFIX = "warmroute_router:"
-SLICE_S = 0.002  # after so much work requests have their turn
+SLICE_S = 0.002  # after this much work requests have their turn
 
 T = TypeVar("T")
 

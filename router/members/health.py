@@ -16,12 +16,12 @@ from router.placement.cost import Candidate
 SLOWEST = 10.0  # cost factor of a replica when it comes back
 MAX_REFUSALS = 8.0  # each doubles its cost; one is forgotten every second, and with every answer
 # A status comes between an engine's steps, so its longest steps lately are known by the pauses between statuses.
-PAUSES = 2.0  # silence is longer than so many of the longest step
+PAUSES = 2.0  # silence is longer than this many times the longest step
 LONGEST_PAUSE_S = 2.5  # more is a standstill, which says nothing about steps
 PAUSE_KEPT = 0.998  # the longest pause fades by this with each status; there are about four a second
 ASLEEP = "its engine sleeps"
 STALLED = "its engine computes nothing"  # and how that shows
-STEADY_S = 10.0  # closed for so long: the next opening waits as short as the first
+STEADY_S = 10.0  # closed for this long: the next opening waits as short as the first
 
 Breaker: TypeAlias = Literal["closed", "open", "half-open"]
 
@@ -30,7 +30,7 @@ class HealthConfig(Struct, frozen=True):
     faults_to_open: int = 3  # faults in a row; a refused connection is enough by itself
     backoff_s: float = 0.5  # the first wait; it doubles with every opening
     most_backoff_s: float = 30.0
-    jitter: float = 0.2  # each wait is shorter by up to so much of itself
+    jitter: float = 0.2  # each wait is shorter by up to this much of itself
     silence_s: float = 1.0  # silence of a replica that has sent statuses before
     slow_start_s: float = 10.0  # 0: off
     probe_interval_s: float = 5.0  # 0: no active checks; the next requests decide whether a breaker closes

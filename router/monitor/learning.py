@@ -144,7 +144,7 @@ class Learning:
     def _follow(self, member: Member, total_blocks: int | None) -> None:
         source = member.spec.source(self.config.curve_files)
         changed = source != member.source
-        if changed:  # if it is the same, the feed itself notices a restart
+        if changed:  # otherwise the feed itself notices a restart
             if member.feed is not None:
                 member.feed.leave()
             member.source, member.feed, member.overclaims = None, None, False

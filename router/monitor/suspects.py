@@ -26,11 +26,11 @@ LIVELY_S = 0.6  # another replica's heartbeat is this recent: two may be missed
 STALLED_S = 2.5  # the time without a sign that an engine computes, while it owes answers
 STEPS = 2.5  # the factor on its longest step lately, if that is longer
 MAX_STALLED_S = 12.0
-CHUNK_TOKENS = 8192  # engines compute so many tokens of a prompt in one step
+CHUNK_TOKENS = 8192  # engines compute this many tokens of a prompt in one step
 SLOWEST_TOKENS_PER_S = 1000.0  # a lower rate is that of short prompts, whose time is not for their tokens
 SCRAPE_S = 0.5  # between two looks at the metrics of an engine that gives no other sign
 SCRAPED_LATELY_S = 1.5  # else its server does not answer either, and other rules judge it
-RECOVERY_S = 2.0  # streams have so long to continue after a silence; connections may have died of it
+RECOVERY_S = 2.0  # streams have this long to continue after a silence; connections may have died of it
 
 
 def is_quiet(server: Server, now_s: float) -> bool:

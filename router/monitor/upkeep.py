@@ -31,7 +31,7 @@ from router.proxy.retries import refusal_code
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
-LATE_S = 0.1  # the clock may be late by so much; beyond that, the router stood still
+LATE_S = 0.1  # the clock may be late by this much; beyond that, the router stood still
 MAX_BACKOFF_S = 5.0  # a replica that comes up should not wait for long
 LEARN_AGAIN_S = 4.0  # so that an adapter is noticed within five
 NATIVE_PROBE_S = 1.0  # our replicas answer whatever else they do
@@ -180,7 +180,7 @@ class Upkeep:
                 try:
                     await ask(server, server.profile.health_path, timeout_s=NATIVE_PROBE_S)
                 except Broken as broken:
-                    if broken.silent or not broken.refused:  # one that ends refuses connections, and still answers
+                    if broken.silent or not broken.refused:  # a server that ends refuses connections, and still answers
                         return str(broken)
                 else:
                     if server.suspicion:  # some of its connections may have died meanwhile

@@ -43,10 +43,10 @@ def chosen(classes: tuple[ServiceClass, ...], tier: str | None, priority: int | 
 
 # ---- refusals
 
-STEP_S = 2.0  # a class is refused once prompts have been late for so long, and after that the next
-CALM_S = 5.0  # a class is taken again when no prompt was late for so long
+STEP_S = 2.0  # a class is refused once prompts have been late for this long, and after that the next
+CALM_S = 5.0  # a class is taken again when no prompt was late for this long
 ACTIVE_S = 10.0  # after its last prompt a class is there
-OWN_TIMES = 2.0  # a long prompt may take so many times its own time, if that is more than its class wants
+OWN_TIMES = 2.0  # a long prompt may take this many times its own time, if that is more than its class wants
 WEIGHT = 0.1  # the weight of the newest observation
 LEAST_WAIT_S = 1.0  # shorter waits say nothing about those to come
 MAX_STRETCH = 50.0
@@ -60,7 +60,7 @@ class _Pressure(Struct, gc=False):
     since_s: float = LONG_AGO_S  # prompts have been late since then, or since a class was refused for that
     late_s: float = LONG_AGO_S  # the last time that one was late, or a class was taken again
     asked_s: list[float] = []  # the time of each level's last prompt
-    stretch: list[float] = []  # each level's prompts waited so many times longer than foreseen, as others overtook them
+    stretch: list[float] = []  # each level's prompts waited this many times as long as foreseen: others overtook them
 
     def is_there(self, level: int, now_s: float) -> bool:
         return self.asked_s[level] > now_s - ACTIVE_S
@@ -70,7 +70,7 @@ class Outlook(Struct, frozen=True, gc=False):
     """The expectation for one new prompt."""
 
     first_token_s: float
-    refused_for_s: float | None = None  # it is refused, and had better be sent again after so long
+    refused_for_s: float | None = None  # it is refused, and had better be sent again after this long
 
 
 class Objectives:

@@ -69,8 +69,8 @@ COMPUTE_WEIGHT = 2.0  # a computed token delays this request, and takes room fro
 BUSY_TOKENS = 16.0  # prefill that weighs as much as one more request being decoded
 ASSUMED_TOKENS_PER_S = 8000.0  # while no replica's rate is known
 ALIKE_RATES = 0.7  # rates are measured: those within this ratio count as the same
-# Before a replica was given so many, its rate is a few samples on a machine that may have been busy. Who counts as slow
-# gets no more of them while others are idle, so this has to be sure.
+# Before a replica was given this many, its rate is a few samples of a machine that may have been busy. A replica that
+# counts as slow gets no more of them while others are idle, so this has to be sure.
 PROVEN_TOKENS = 8192
 INFINITE = float("inf")
 NOTHING: Mapping[int, float] = MappingProxyType({})
@@ -158,7 +158,7 @@ class Question(Struct, eq=False, gc=False):
     is_fetched: bool = False  # its KV was computed elsewhere, and is handed over from there
     source: Candidate | None = None  # a replica of ours that has computed it for whoever generates, to read it there
     tenant: Tenant | None = None
-    behind_s: float = 0.0  # it counts as come so much later, by its class, or as its tenant had more than its share
+    behind_s: float = 0.0  # it counts as come this much later, by its class, or as its tenant had more than its share
     lead_s: float = 0.0  # the part of it by which its tenant had more than its share
     stands_back: bool = False  # it leaves room for higher classes, or for tenants that had less
     further_tokens: int = 0  # tokens of the request's other prompts, to compute wherever it goes

@@ -281,7 +281,7 @@ class Placed(Struct, eq=False, gc=False):
     sent_s: float
     uncached_tokens: int = 1
     streams: bool = True  # its first byte says that its prefill is done
-    priority_s: float | None = None  # it is computed as if it had been sent so much later; None: in the replica's order
+    priority_s: float | None = None  # computed as if it had been sent this much later; None: in the replica's order
     awaited_s: float = 0.0  # how long its blocks count as stored without an event
     awaited: tuple[list[int], int] | None = None  # these blocks, and the number to withdraw them by if it never begins
     pages: Sequence[int] = ()  # pages that count as cached, likewise

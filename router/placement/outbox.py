@@ -15,7 +15,7 @@ from msgspec import Meta, Struct, field
 
 from router.placement.cost import ASSUMED_TOKENS_PER_S
 
-# Facts are gathered for so long. What is sent matters to the next choice; what has begun or ended can wait.
+# Facts are gathered for this long. What is sent matters to the next choice; what has begun or ended can wait.
 SENT_WITHIN_S, OTHERS_WITHIN_S = 0.002, 0.02
 BETWEEN_S = 0.007  # two batches: each costs all routers about as much as a few requests that it tells of
 RUNNING_S = 0.5  # between two lists of running requests
@@ -116,7 +116,7 @@ class Outbox:
 
 MAX_DELAY_S = 0.25  # a longer time means that two clocks differ
 MAX_PAUSE_S = 0.15
-KEPT_S = 0.5  # peers have so long to tell of a request that came at the same moment as one of ours
+KEPT_S = 0.5  # peers have this long to tell of a request that came at the same moment as one of ours
 MAX_KEPT = 256
 WEIGHT = 0.05  # the weight of the newest observation
 MARGIN_S = 0.001  # facts are read by a loop that has other work

@@ -15,9 +15,9 @@ from msgspec import Struct
 
 from router.placement.cost import ASSUMED_TOKENS_PER_S, Candidate, Tenant
 
-BURST_S = 2.0  # a lead of so much work for all replicas at once is nobody's business
+BURST_S = 2.0  # a lead of this much work for all replicas at once is nobody's business
 ACTIVE_S = 10.0  # after its last request a tenant takes part in the shares
-GENERATED_WEIGHT = 2.0  # a generated token costs so many computed ones
+GENERATED_WEIGHT = 2.0  # a generated token costs this many computed ones
 MAX_TENANTS = 4096  # the most tenants of one model; others are not counted
 
 

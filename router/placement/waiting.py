@@ -18,7 +18,7 @@ from router.placement.cost import NONE_TRIED, Candidate, obstacles
 
 STEP_S = 10.0  # one step of priority is worth an arrival this much earlier
 REMEMBERED_TAKES = 64
-IDLE_S = 5.0  # after so long without a take an empty queue forgets how fast it was
+IDLE_S = 5.0  # after this long without a take an empty queue forgets how fast it was
 LEAST_WAIT_S, MAX_WAIT_S = 1.0, 60.0
 
 Entry = TypeVar("Entry", bound=Hashable)

@@ -304,7 +304,7 @@ class Front:
             case questions.LEARN_AGAIN.name:
                 named = [members.servers[name] for name in about(told, list[str]) if name in members.servers]
                 for error in await asyncio.gather(*map(self.upkeep.learn_again, named), return_exceptions=True):
-                    if error is not None and not isinstance(error, Broken):  # its health checks judge a broken one
+                    if error is not None and not isinstance(error, Broken):  # health checks judge what is broken
                         raise error
                 return True
             case questions.FORGET.name:

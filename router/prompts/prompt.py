@@ -22,7 +22,7 @@ from events.blocks import TOKEN_BYTES, block_keys, extend_keys, pack_tokens, roo
 APPROXIMATE = 0  # stands for a block size: blocks of the prompt's bytes
 # Smaller ones cost time at each look-up, larger ones hide more of a shared beginning (docs/benchmarks-router.md).
 APPROXIMATE_BLOCK_BYTES = 256
-BYTES_PER_TOKEN = 4  # English text has so many with a usual tokenizer
+BYTES_PER_TOKEN = 4  # English text has this many with a usual tokenizer
 
 ROLE_CHARACTERS = 40  # the most characters of a role, where it is shown
 

@@ -35,7 +35,7 @@ from router.prompts.tokenizer_probe import conversations
 log = logging.getLogger(__name__)
 
 CACHE_BYTES = 64 * 1024 * 1024
-COMPARE_EVERY = 1000  # one of so many prompts is also encoded as a whole
+COMPARE_EVERY = 1000  # one prompt in this many is also encoded as a whole
 # About a millisecond of work each; for more, other clients' streams should not have to wait.
 QUICK_TEXT_BYTES = 3 * 1024  # the bytes that are quick to encode
 QUICK_TEXT_BYTES_OF_FAST = 16 * 1024  # for an encoder that takes a twentieth, but is compared with the other at times

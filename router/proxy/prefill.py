@@ -161,7 +161,7 @@ class Beginning:
 log = logging.getLogger(__name__)
 
 MAX_PREFILLS = 2  # a request has a second one if the replica that was to generate is lost, as its KV is still cached
-PAUSE_S = 30.0  # a replica rests so long if it hands nothing over, or its KV could not be read
+PAUSE_S = 30.0  # a replica rests this long if it hands nothing over, or its KV could not be read
 PATIENCE, LEAST_PATIENCE_S = 4.0, 5.0  # beyond the estimated time, computing it again is better than waiting
 NATIVE_TYPE = b"content-type: %b\r\n" % REQUEST_TYPE.encode()
 

@@ -10,7 +10,7 @@ from router.placement.load import Placed, ReplicaLoad
 from router.placement.outbox import PeerBatch
 from router.placement.placement import Placement
 
-SILENT_S = 3.0  # after so long without a batch the peer is gone, and its requests are forgotten
+SILENT_S = 3.0  # after this long without a batch the peer is gone, and its requests are forgotten
 MAX_PEERS = 64
 MAX_RUNNING = 16_384  # requests of one peer; more are not counted
 MAX_KEYS = 500_000  # keys of one peer's requests that have not begun

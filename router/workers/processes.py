@@ -35,9 +35,9 @@ log = logging.getLogger(__name__)
 
 REST_S = 1.0  # between two starts of the same worker
 BEAT_S = 2.0  # between two times that a worker says that it is alive
-BUSY, BUSY_BEATS = 90, 2  # a worker is busy after so many beats at which it had so many percent of a processor
-IDLE_CPUS = 0.8  # another worker has to find so much of the machine's processors idle
-HUNG_S = 30.0  # after so long without a word its clients wait in vain
+BUSY, BUSY_BEATS = 90, 2  # a worker is busy after this many beats with this much of a processor, in percent
+IDLE_CPUS = 0.8  # another worker has to find this much of the machine's processors idle
+HUNG_S = 30.0  # after this long without a word its clients wait in vain
 MAX_BEATS = 4096  # read at once
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 

@@ -38,6 +38,6 @@ NOT_READY = Question("not ready", str)  # why; empty: it is
 RECENT = Question("recent", list[RecentPrompt])
 DECIDED = Question("decided", list[DecisionRecord])  # newest first
 USAGE = Question("usage", list[Row])  # about a Selection: what is in no file
-LEARN_AGAIN = Question("learn again", bool)  # about servers' names: what they serve has changed
+LEARN_AGAIN = Question("learn again", bool)  # names the servers whose offer has changed
 FORGET = Question("forget", bool)  # about a model's name: none of its replicas is to come back
 EXPECT_CLEAR = Question("expect clear", bool)  # all replicas are about to clear their caches

@@ -42,12 +42,12 @@ from tests.replica.serving import MODEL, Replica
 
 REPLICAS = 4
 BLOCK_TOKENS = 16
-SCALE = 16  # prompts, answers, batches and caches are so many times smaller than those of a service
+SCALE = 16  # prompts, answers, batches and caches are this many times smaller than those of a service
 CACHE_BLOCKS = DEFAULT_CAPACITY_TOKENS // SCALE // BLOCK_TOKENS
 STEP_TOKENS = 2048 // SCALE
 LONGEST_TOKENS = 16_000
 MODEL_TOKENS = 16_384  # with what a chat template adds
-DECODE_STEP_TOKENS = 12.5  # a token generated takes as long as so many of a prompt; this keeps a full step's share
+DECODE_STEP_TOKENS = 12.5  # a token generated takes as long as this many of a prompt; this keeps a full step's share
 PICTURE = Path(__file__).parents[2] / "docs" / "peers.svg"
 COLUMNS = ("TTFT mean", "TTFT p99", "hit rate", "router CPU per 1,000 requests", "failed")
 

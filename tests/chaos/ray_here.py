@@ -14,7 +14,7 @@ from tests.events import processes as machinery
 from tests.fleet.test_up import Up, starting
 from tests.processes import family, of_process
 
-SLOWLY_S = 60.0  # a Ray may take so long on a machine with other things to do
+SLOWLY_S = 60.0  # a Ray may take this long on a machine with other things to do
 
 
 def wait_until(condition: Callable[[], object], what: str) -> None:

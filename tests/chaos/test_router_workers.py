@@ -28,7 +28,7 @@ from tests.router.scripted import CHAT, Call, Scripted, chat, connect, says
 pytestmark = [pytest.mark.chaos, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
 
 WORKERS = ("--workers", "2")
-ASKED = 40  # that one of two workers gets none of so many connections has a chance of 2**-39
+ASKED = 40  # that one of two workers gets none of this many connections has a chance of 2**-39
 TRIED = 12  # fresh connections, that both workers are asked
 HELD = 16  # streams
 SLOW = (

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 FREE = "tcp://127.0.0.1:0"
-DEADLINE_S = 50.0  # none of what is awaited takes so long, whatever else the machine does
+DEADLINE_S = 50.0  # none of what is awaited takes this long, whatever else the machine does
 
 
 def wait_until(condition: Callable[[], object], what: str = "it happens", within_s: float = DEADLINE_S) -> None:

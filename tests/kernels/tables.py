@@ -11,7 +11,7 @@ from tests.kernels.poison import poisoned
 from tests.kernels.reference import ReferenceAttention
 from tests.kernels.sequences import Sequence, Shape, memory, sequences
 
-Part = tuple[Sequence, int, int]  # so many tokens, from the one at `start` on
+Part = tuple[Sequence, int, int]  # this many tokens, from the one at `start` on
 NOBODY = 10**6
 
 

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
-DEADLINE_S = 50.0  # none of what is awaited takes so long, whatever else the machine does
+DEADLINE_S = 50.0  # none of what is awaited takes this long, whatever else the machine does
 
 
 OPENSSL = shutil.which("openssl")

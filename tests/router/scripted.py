@@ -16,7 +16,7 @@ from tests.router.loopback import until
 from tests.world.loop import WorldLoop
 
 MODEL = "m"
-DEADLINE_S = 50.0  # none of what is awaited takes so long, whatever else the machine does
+DEADLINE_S = 50.0  # none of what is awaited takes this long, whatever else the machine does
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 SSE = "text/event-stream; charset=utf-8"
 QUEUE_FULL = b'{"error":{"code":"queue_full"}}'

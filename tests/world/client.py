@@ -34,11 +34,11 @@ class Asked(Struct, eq=False):
     text: str
     max_tokens: int
     streams: bool = True
-    leaves_after: int | None = None  # so many pieces of the answer, as a client that has enough; None: it stays
+    leaves_after: int | None = None  # this many pieces of the answer, as a client that has enough; None: it stays
     is_wrong: bool = False  # its body is no JSON
     is_tool: bool = False  # its effects are unknown
     padding: int = 0  # bytes of its body that nobody reads
-    pauses: tuple[int, float] | None = None  # after so many pieces it reads nothing for so long, again and again
+    pauses: tuple[int, float] | None = None  # after this many pieces it reads nothing for this long, again and again
     longest_wait_s: float = 0.0  # from one byte to the next
     status: int = 0
     replica: str = ""  # that began the answer

@@ -6,7 +6,7 @@ from engines import profile_of
 from router.dashboard.doctor.cache_rules import is_off
 from router.dashboard.doctor.figures import Diagnosis, Figures, ReplicaFigures, RouterFigures, RoutingFigures
 
-LAG_BATCHES = 20  # so many at every reading are a few seconds of an engine's steps
+LAG_BATCHES = 20  # this many at every reading are a few seconds of an engine's steps
 LOST_BATCHES = 1  # the index stays wrong until the next snapshot
 GAPS = 2  # one may be a hiccup of the network, and was repaired
 TRUSTED = 1.0  # less means repeated wrong claims that no event explains

@@ -22,7 +22,7 @@ SERVING, NOT_SERVING = 1, 2
 LIVENESS, READINESS = "liveness", "readiness"  # names that the Inference Extension asks by, beside that of the service
 PING_MS, PONG_MS = 60_000, 20_000  # a gateway whose machine is lost is noticed
 LEAST_PAUSE_MS = 5000  # between pings of a gateway: gRPC's own limit of 300 s would end all streams of one that pings
-END_S = 1.0  # open streams have so long to end
+END_S = 1.0  # open streams have this long to end
 
 
 class PickerServer:

@@ -14,7 +14,7 @@ from router.members.spec import BadSpec, Desired, ReplicaSpec, spec_of
 log = logging.getLogger(__name__)
 
 WAIT_S = 20.0
-GRACE_S = 5.0  # the response may come so long after the wait
+GRACE_S = 5.0  # the response may come this long after the wait
 CONNECT_TIMEOUT_S = 2.0
 PAUSE_S = 0.2  # after a response without changes, in case the registry does not wait
 

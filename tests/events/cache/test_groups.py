@@ -337,7 +337,7 @@ def test_keys_cover_the_tokens_that_the_hashes_look_ahead_to(lookahead: int) -> 
     assert changes[0] == Grouped(Layout(2, (Group(0, FULL, 1),), lookahead=lookahead))
     assert (resolver.keys(), resolver.matched(keys), resolver.inexact) == (set(keys[:4]), 4, None)
     fork = [*TOKENS[:4], 99, *TOKENS[5:]]
-    whole = (4 - lookahead) // 2  # blocks that end so many tokens before the fork
+    whole = (4 - lookahead) // 2  # blocks that end this many tokens before the fork
     assert resolver.matched(block_keys_ahead(fork, lookahead)) == whole
     assert not resolver.keys() & set(block_keys(TOKENS, 2, root))
 

@@ -97,7 +97,7 @@ def test_a_frozen_engine_is_seen_in_open_loop_by_all_that_came_meanwhile(running
         wait_until(lambda: counter(replica, "vllm:prefix_cache_queries") > before + 3000, "some were answered")
         replica.signal(signal.SIGSTOP, engine=True)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(0.6)  # so long it stands
+            process.wait(0.6)  # it stands still this long
         replica.signal(signal.SIGCONT, engine=True)
         out, _ = process.communicate(timeout=DEADLINE_S)
     finally:

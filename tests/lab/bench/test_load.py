@@ -50,7 +50,7 @@ def test_in_open_loop_a_stall_is_in_the_latency_of_all_that_came_meanwhile() -> 
         found = sorted(outcomes(opened(server.url, singles(20), rate=50)), key=lambda one: one.intended_s)
     ttfts_s = [one.ttft_s or 0 for one in found]
     assert [round(one.intended_s, 6) for one in found] == [pytest.approx(n / 50) for n in range(20)]
-    # each came 20 ms after the one before it, and waited so much less
+    # each came 20 ms after the one before it, and waited as much less
     for number, ttft_s in enumerate(ttfts_s[:15]):
         assert ttft_s > 0.4 - number / 50 - 0.02
 

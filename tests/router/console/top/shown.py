@@ -13,7 +13,7 @@ from router.console.asking import Client
 from router.console.top.poller import ROUTER, TIMEOUT_S, Poller
 from router.console.top.screen import Screen
 
-DEADLINE_S = 50.0  # none of what is awaited takes so long, whatever else the machine does
+DEADLINE_S = 50.0  # none of what is awaited takes this long, whatever else the machine does
 INTERVAL_S = 0.1
 SMALL = (80, 24)
 TITLES = re.compile(r"(replica|decided)[ ▲▼]")
