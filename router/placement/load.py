@@ -195,7 +195,7 @@ class ReplicaLoad:
             candidate.empty_tokens = None
             return
         left = self._reported_tokens - self._drained
-        candidate.queued_tokens = (left if left > 0 else 0) + self._fresh_queued
+        candidate.queued_tokens = (left if left > 0 else 0.0) + self._fresh_queued
         candidate.prefill_tokens_per_s = report.prefill_tokens_per_s or self._speed.tokens_per_s
         if self.block_size:
             # Blocks are named as they fill, so nearly all blocks held by requests are cached.
