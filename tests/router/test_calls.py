@@ -6,6 +6,7 @@ from tests.bench.front import EVENT, PLAIN, STREAM, FrontOnWires, bodies
 from tests.bench.measure import OURS, calls
 
 CALLS = {False: 177, True: 230}  # of functions of ours, from a client's first byte to its last; with 16 events
+WRITES = {False: 2, True: 19}  # to the replica, and to the client: the head with what came with it, and each event
 FILES = 34  # of router/
 
 
@@ -17,7 +18,8 @@ async def test_a_warm_chat_passes_few_functions_and_files() -> None:
             passed: list[list[str]] = []
             for body in bodies(800, stream, 0)[:30]:
                 with calls() as made:
-                    front.ask(body, answer)
+                    writes = front.ask(body, answer)
+                assert writes == WRITES[stream]
                 passed.append([file for file in made if any(map(Path(file).is_relative_to, OURS))])
         finally:
             await front.close()
