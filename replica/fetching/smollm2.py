@@ -43,7 +43,7 @@ class OfTheIndex(Source):
         return "", dict.fromkeys(TEXTS, MADE) | known_sizes
 
     def gather(self, revision: str, wanted: Files, into: Path) -> None:  # noqa: ARG002
-        from replica.model.gguf.texts import write_texts  # tokenizers: not needed for others
+        from replica.model.gguf.folder import write_texts  # tokenizers: not needed for others
 
         model = into / "model.gguf"
         if not model.is_file():  # a killed run may have come so far

@@ -23,7 +23,7 @@ def locate(model: str) -> Path | None:
 
         return demo_folder()
     if (file := Path(os.path.expanduser(model))).is_file():
-        from replica.model.gguf.texts import gguf_folder
+        from replica.model.gguf.folder import gguf_folder
 
         return gguf_folder(file)
     folder = local_folder(model)

@@ -11,7 +11,7 @@ from gguf.quants import quantize
 from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 
-from replica.model.gguf.texts import write_texts
+from replica.model.gguf.folder import write_texts
 from tests.replica.models import reference
 
 F32 = GGMLQuantizationType.F32

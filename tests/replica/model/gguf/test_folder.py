@@ -12,8 +12,8 @@ from gguf import GGMLQuantizationType
 from api.tokens.tokenizer import eos_token_ids
 from replica.model.config import Llama3Scaling, read_config
 from replica.model.demo import CACHE_VARIABLE
-from replica.model.gguf import texts
-from replica.model.gguf.texts import write_texts
+from replica.model.gguf import folder as module
+from replica.model.gguf.folder import write_texts
 from replica.model.locate import locate
 from tests.replica.model.gguf.files import folder_of, gguf_of, llama3_divisors
 from tests.replica.models import LLAMA3, saved
@@ -69,8 +69,8 @@ def test_defaults_of_sampling_are_kept(tmp_path: Path) -> None:
 def test_quantized_weights_are_computed_as_the_processor_is_quickest(
     flags: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(texts, "PROCESSORS", tmp_path / "cpuinfo")
-    texts.PROCESSORS.write_text(f"flags\t\t: {flags}\n")
+    monkeypatch.setattr(module, "PROCESSORS", tmp_path / "cpuinfo")
+    module.PROCESSORS.write_text(f"flags\t\t: {flags}\n")
     quantized = gguf_of("llama", tmp_path, type=GGMLQuantizationType.Q8_0)
     assert read_config(folder_of(quantized, tmp_path / "quantized")).dtype == dtype
     assert read_config(folder_of(gguf_of("llama", tmp_path), tmp_path / "plain")).dtype == "float32"
