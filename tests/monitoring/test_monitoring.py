@@ -57,7 +57,7 @@ async def exposed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Exposed
             await exact(running, publisher)
             await client.post(CHAT, chat())
             await client.post(CHAT, b"{")
-            running.router.members.models["m"].tokens.counts.approximate["planted"] = 1
+            running.router.members.models["m"].tokens.approximated["planted"] = 1
             found |= exposed_by((await client.get("/metrics")).body.decode())
     async with controller(tmp_path_factory.mktemp("fleet"), plan("m")) as (fleet, _):
         await fleet.ready(1)

@@ -27,7 +27,6 @@ from tests.replica.models import VOCABULARY, Answer, finish, native, saved, subm
 
 END = ByteTokenizer.eos
 REQUESTS = 12
-OPEN = Constraint("regex", "[a-d]{2,40}")
 SHAPES: list[dict[str, Any]] = [
     {},
     {"temperature": 0.8, "seed": 7},

@@ -23,10 +23,6 @@ QUEUE_FULL = b'{"error":{"code":"queue_full"}}'
 DRAINING = b'{"error":{"code":"draining"}}'
 
 
-class Gone(Exception):
-    """The other end of the connection is closed."""
-
-
 class Call:
     """A request as a replica got it, and its answer, to be written piece by piece."""
 

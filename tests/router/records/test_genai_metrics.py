@@ -15,8 +15,6 @@ import pytest
 pytest.importorskip("opentelemetry.sdk", reason="the extra `tracing` is not installed")
 
 
-from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality
-
 from router.proxy.request_summary import RequestSummary
 from router.records import genai_metrics, otlp
 from router.records.genai_metrics import MAX_MODELS, OTHER, GenaiMetrics, Instrument, Labels
@@ -39,7 +37,6 @@ from tests.router.scripted import (
     served,
 )
 
-CUMULATIVE = AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
 USAGE = b'{"usage":{"prompt_tokens":40,"completion_tokens":7,"prompt_tokens_details":{"cached_tokens":16}}}'
 TOKEN_TYPE = "gen_ai.token.type"
 
