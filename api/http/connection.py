@@ -33,7 +33,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     body_s: float = 30.0  # the time without a byte
     whole_body_s: float = 300.0  # the time since its head
     spare_s: float = 1.0  # the time of a whole probe
-    closing_s: float = 2.0  # for this long a client may read why it is cut off; the rest that it sends is dropped
+    closing_s: float = 2.0  # the client may still read why it is cut off; what it sends is dropped
 
 
 class Connections:

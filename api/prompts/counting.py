@@ -54,7 +54,7 @@ def check_counts(counted: Countable, max_model_len: int | None, *, chat: bool) -
     _check_most(_commas(counted.logit_bias), MAX_LOGIT_BIAS, "logit_bias")
     _check_most(_commas(counted.stop_token_ids), MAX_STOP_TOKEN_IDS, "stop_token_ids")
     if chat:
-        with suppress(msgspec.MsgspecError):  # what is no list has no length
+        with suppress(msgspec.MsgspecError):  # only a list has a length
             _check_most(len(_decode_list(counted.messages)), MAX_MESSAGES, "messages")
     for param in ("prompt_token_ids",) if chat else ("prompt", "prompt_token_ids"):
         # Check a list of token ids, or of lists of them; commas in a text mean nothing.

@@ -80,7 +80,7 @@ class Names:
         self._native = native
         self._model = model
         self._resolver = Resolver(model)
-        self._digests: dict[Hash, int] = {}  # of blocks whose keys were not known in time
+        self._digests: dict[Hash, int] = {}  # names of the hashes whose keys were not known in time
         self._removals: deque[BlockRemoved] = deque()  # not given to the resolver yet
         self._removed = 0  # blocks of these
         self._payloads: dict[bytes, bytes] = {}
@@ -88,7 +88,7 @@ class Names:
     def learn(self, payload: bytes) -> None:
         if self._native:
             return
-        if self._resolver.capacity.full is not None:  # of blocks whose removals were lost
+        if self._resolver.capacity.full is not None:  # removals were lost, and their blocks fill it
             self._resolver = Resolver(self._model)
         self._resolver.apply([event for event in _events(payload) if isinstance(event, BlockStored)])
 

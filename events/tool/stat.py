@@ -84,7 +84,7 @@ class Counted(Stream):
         self._first_ts: float | None = None
         self._last_ts: float | None = None
         self._is_live = False  # the message that is acted on
-        self._lags: deque[float] = deque(maxlen=LAGS_KEPT)  # of batches that were applied as they came
+        self._lags: deque[float] = deque(maxlen=LAGS_KEPT)  # only batches that were applied as they came have one
         self._least_lag_s = math.inf
 
     def received(self, kind: str, frames: Frames) -> None:  # noqa: ARG002

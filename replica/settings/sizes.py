@@ -12,7 +12,7 @@ def free_bytes(root: Path = ROOT) -> int:
     """Return the bytes that are free for this process, by the kernel and every control group that it is in."""
     fields = (line.partition(":") for line in (root / "proc/meminfo").read_text().splitlines())
     available = (int(rest.split()[0]) * 1024 for name, _, rest in fields if name == "MemAvailable")
-    left = [UNLIMITED]  # in the groups
+    left = [UNLIMITED]  # the room in each open control group
     for line in (root / "proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers not in ("", "memory"):

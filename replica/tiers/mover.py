@@ -217,7 +217,7 @@ class ThreadedMover(Mover):
     def _carry_out(self, transfer: Transfer) -> None:
         try:
             self._load_all(transfer)
-        except Exception:  # whatever it is, the waiting request has to go on: it computes the missing tokens
+        except Exception:  # a tier may fail in any way, and then the waiting request computes the missing tokens
             log.exception("blocks could not be loaded")
         transfer.lost += [slot for _, slot in transfer.saves if slot in self._unsaved]
         if transfer.pull is not None and transfer.came == len(transfer.loads):
@@ -292,7 +292,7 @@ class ThreadedMover(Mover):
             if transfer.pulled:
                 # The pauses do not count, as they end in time for the rest: small models would never pull again.
                 self.speeds.add(PULLED, transfer.pulled, monotonic() - began_s - paused_s)
-        except Exception:  # whatever it is, the waiting request has to go on: it computes the unread tokens
+        except Exception:  # a neighbour or its bytes may fail in any way, and then the request computes the tokens
             log.exception("blocks could not be read from a neighbour")
         finally:
             self._landed.append(transfer)
