@@ -53,7 +53,6 @@ from router.workers.processes import Place
 
 if TYPE_CHECKING:
     from router.http.picker.server import PickerServer
-    from router.records.metrics_export import MetricsExport
 
 log = logging.getLogger(__name__)
 
@@ -95,9 +94,10 @@ class Front:
             self.router.history.access_log = LineFile(config.access_log, "access log")
         if config.request_log is not None:
             self.router.history.request_log = RequestLog(config.request_log, bodies=config.log_prompts)
-        self._metrics_export: MetricsExport | None = None
         if config.otlp_endpoint is not None:
-            self._tell_collector(config.otlp_endpoint, None if place is None else place.number)
+            from router.records.tracing import tracing_to  # this needs an extra
+
+            self.router.tracing = tracing_to(config.otlp_endpoint, None if place is None else place.number)
         self.dashboard = dashboard_of(self.router, self.colleagues)
         more = named(config.client_paths)
         table = RouteTable((*ROUTES, *more))
@@ -129,19 +129,6 @@ class Front:
         gateway = Gateway(table, openings, partial(answer_of, self._app), limits)
         life = self.router.lifecycle
         return PickerServer(self.config, lambda: not life.leaving and life.not_ready() is None, gateway, listen)
-
-    def _tell_collector(self, endpoint: str, worker: int | None) -> None:
-        from router.records.genai_metrics import GenaiMetrics
-        from router.records.metrics_export import MetricsExport  # these need an extra
-        from router.records.otlp import Collector, is_sent
-        from router.records.tracing import Tracing
-
-        collector = Collector(endpoint, worker)
-        if is_sent("TRACES"):
-            self.router.tracing = Tracing(collector)
-        if is_sent("METRICS"):
-            self.router.history.genai_metrics = GenaiMetrics()
-            self._metrics_export = MetricsExport(self.router.history.genai_metrics, collector)
 
     async def start(self) -> None:
         """Start all tasks, and return once the router listens, which may be before it is ready."""
@@ -266,8 +253,6 @@ class Front:
         await self.router.ledger.close()
         if self.router.tracing is not None:
             self.router.tracing.close()
-        if self._metrics_export is not None:
-            self._metrics_export.close()
         for log_file in (self.router.history.access_log, self.router.history.request_log):
             if log_file is not None:
                 log_file.close()

@@ -267,7 +267,7 @@ SETTINGS: dict[str, list[Setting]] = {
             "[default: none]",
             metavar="PRICE",
         ),
-        otlp_endpoint=_row(URL, "Send traces and GenAI metrics to this endpoint, by OTLP over HTTP."),
+        otlp_endpoint=_row(URL, "Send traces to this endpoint, by OTLP over HTTP."),
         log_level=_row(
             click.Choice(["debug", "info", "warning", "error"]), "debug, info, warning or error.", metavar="LEVEL"
         ),

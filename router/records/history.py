@@ -1,8 +1,6 @@
-"""The router's memory of its requests: counters, the last decisions and prompts, logs, traces and metrics."""
+"""The router's memory of its requests: counters, the last decisions and prompts, logs and traces."""
 
 from collections import deque
-from time import time_ns
-from typing import TYPE_CHECKING
 
 from starlette.types import Scope
 
@@ -24,9 +22,6 @@ from router.records.access_log import encode, line_of, line_of_request
 from router.records.line_file import LineFile
 from router.records.request_log import RequestLog
 
-if TYPE_CHECKING:
-    from router.records.genai_metrics import GenaiMetrics
-
 
 class History:
     """Learns of each request when it is over, or turned away."""
@@ -37,7 +32,6 @@ class History:
         self.recent = RecentPrompts(config.recent_prompts)
         self.access_log: LineFile | None = None
         self.request_log: RequestLog | None = None
-        self.genai_metrics: GenaiMetrics | None = None
         self._predictions = predictions
         self._index = index
         self._texts = config.shows_texts  # recent prompts are kept with the beginnings of their texts
@@ -57,8 +51,6 @@ class History:
             self.request_log.over(summary)
         if summary.trace is not None:
             summary.trace.end(summary)
-        if self.genai_metrics is not None:
-            self.genai_metrics.over(summary, time_ns())
         if summary.chat is not None and summary.exchange.disconnected:
             self.counts.client_left += 1
         self.counts.retries += summary.retries

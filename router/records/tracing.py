@@ -4,15 +4,21 @@ Needs the extra `tracing`. Spans are built when the request has ended, from its 
 then only the ids exist, which replicas get in a header. If the collector is lost, so are its spans.
 """
 
+import os
 import random
 import re
 import time
 from collections.abc import Iterable
+from importlib.metadata import version
 from threading import Thread
+from typing import TypeAlias
+from uuid import uuid4
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from router.members.upstream import Header
@@ -20,9 +26,15 @@ from router.proxy.attempt import Attempt
 from router.proxy.headers import value_of
 from router.proxy.predicted_hit import PredictedHit
 from router.proxy.request_summary import RequestSummary
-from router.records.genai_metrics import PROVIDER, Attributes, Known, attempt_error, known, operation
-from router.records.otlp import CLOSE_LIMIT_S, EXPORT_LIMIT_S, TRACES_PATH, Collector
 
+Attributes: TypeAlias = dict[str, str | int | float | bool]
+Known: TypeAlias = dict[str, str | int | float | bool | None]  # None: nothing is to be told
+
+PROVIDER = "warmroute"  # none of the conventions' names is that of a server's own models
+INSTANCE = "service.instance.id"
+TRACES_PATH = "/v1/traces"
+EXPORT_LIMIT_S = 5.0
+CLOSE_LIMIT_S = 2.0  # the time for the last spans; a lost collector must not delay the end
 TRACEPARENT = b"traceparent"
 NS = 1_000_000_000
 
@@ -33,10 +45,12 @@ _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 class Tracing:
     """Sends spans to a collector; `close` it at the end."""
 
-    def __init__(self, collector: Collector) -> None:
-        exporter = OTLPSpanExporter(collector.url(TRACES_PATH), timeout=EXPORT_LIMIT_S)
-        self._batches = BatchSpanProcessor(exporter)
-        self._collector = collector
+    def __init__(self, endpoint: str, worker: int | None = None) -> None:
+        """`worker`: the number of this process if it is one of several."""
+        url = endpoint.rstrip("/").removesuffix(TRACES_PATH) + TRACES_PATH
+        self._batches = BatchSpanProcessor(OTLPSpanExporter(url, timeout=EXPORT_LIMIT_S))
+        self._resource = resource(worker)
+        self._scope = InstrumentationScope("warmroute.router", version("warmroute"))
 
     def begin(self, headers: Iterable[Header]) -> "RequestTrace | None":
         """Begin a request's trace; None if its client decided against tracing."""
@@ -64,13 +78,13 @@ class Tracing:
                 name,
                 context,
                 parent,
-                self._collector.resource,
+                self._resource,
                 attributes,
                 kind=kind,
                 status=Status() if fault is None else Status(StatusCode.ERROR, fault or None),
                 start_time=times_ns[0],
                 end_time=times_ns[1],
-                instrumentation_scope=self._collector.scope,
+                instrumentation_scope=self._scope,
             )
         )
 
@@ -78,6 +92,24 @@ class Tracing:
         closing = Thread(target=self._batches.shutdown, daemon=True)
         closing.start()
         closing.join(CLOSE_LIMIT_S)
+
+
+def tracing_to(endpoint: str, worker: int | None) -> Tracing | None:
+    """Return None if OpenTelemetry's own variables switch traces off."""
+    off = (("OTEL_SDK_DISABLED", "true"), ("OTEL_TRACES_EXPORTER", "none"))
+    if any(os.environ.get(variable, "").strip().lower() == value for variable, value in off):
+        return None
+    return Tracing(endpoint, worker)
+
+
+def resource(worker: int | None) -> Resource:
+    """Describe this process; the environment's names win, and each worker gets an instance of its own."""
+    named = OTELResourceDetector().detect().attributes
+    instance = str(named.get(INSTANCE) or uuid4())
+    if INSTANCE in named and worker is not None:
+        instance = f"{instance}-{worker}"
+    usual = {"service.name": "warmroute-router", "service.version": version("warmroute")}
+    return Resource.create({**usual, **named, INSTANCE: instance})
 
 
 class RequestTrace:
@@ -123,6 +155,14 @@ class RequestTrace:
 
 def _new_id() -> int:
     return random.getrandbits(64) or 1
+
+
+def known(attributes: Known) -> Attributes:
+    return {name: value for name, value in attributes.items() if value is not None}
+
+
+def operation(summary: RequestSummary) -> str:
+    return "text_completion" if summary.chat is False else "chat"
 
 
 def fault_of(summary: RequestSummary) -> str | None:
@@ -176,6 +216,7 @@ def answer_attributes(summary: RequestSummary, generation: PredictedHit) -> Know
 
 def attempt_attributes(summary: RequestSummary, attempt: Attempt) -> Attributes:
     target = attempt.member.upstream.target
+    error = str(attempt.status) if attempt.status >= 400 else "replica_lost"
     tokens = sum(len(packed) // 4 for said in attempt.token_ids.values() for packed in said)
     return known(
         {
@@ -189,6 +230,6 @@ def attempt_attributes(summary: RequestSummary, attempt: Attempt) -> Attributes:
             "http.response.status_code": attempt.status or None,
             "warmroute.half": "prefill" if attempt.half == "prefill" else None,
             "gen_ai.usage.output_tokens": tokens if attempt.framed else None,  # else they were not counted
-            "error.type": None if attempt.fault is None else attempt_error(attempt),
+            "error.type": None if attempt.fault is None else error,
         }
     )

@@ -6,9 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
 
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 
@@ -17,7 +15,6 @@ class Collector:
 
     def __init__(self) -> None:
         self.requests: list[ExportTraceServiceRequest] = []
-        self.exports: list[ExportMetricsServiceRequest] = []
         self.url = ""
 
     @property
@@ -32,34 +29,10 @@ class Collector:
         ]
         return sorted(found, key=lambda span: (span.kind != Span.SPAN_KIND_SERVER, span.start_time_unix_nano))
 
-    @property
-    def metrics(self) -> dict[str, Metric]:
-        """The metrics of the last export, by name."""
-        return metrics_of(self.exports[-1])
-
-    def take(self, path: str, body: bytes) -> None:
-        if path == "/v1/traces":
-            self.requests.append(ExportTraceServiceRequest.FromString(body))
-        else:
-            assert path == "/v1/metrics"
-            self.exports.append(ExportMetricsServiceRequest.FromString(body))
-
-
-def metrics_of(export: ExportMetricsServiceRequest) -> dict[str, Metric]:
-    [resource] = export.resource_metrics
-    [scope] = resource.scope_metrics
-    return {metric.name: metric for metric in scope.metrics}
-
 
 def attributes(carrier: Any) -> dict[str, Any]:
-    """The attributes of a span, a data point or a resource."""
+    """The attributes of a span or a resource."""
     return {one.key: getattr(one.value, one.value.WhichOneof("value") or "") for one in carrier.attributes}
-
-
-def points(metric: Metric, key: str = "", value: str = "") -> list[Any]:
-    """A metric's data points; those with this attribute if one is given."""
-    found: list[Any] = list(getattr(metric, metric.WhichOneof("data") or "").data_points)
-    return [point for point in found if not key or attributes(point).get(key) == value]
 
 
 @contextmanager
@@ -69,7 +42,9 @@ def collecting(answer: Callable[[BaseHTTPRequestHandler], None] | None = None) -
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            collector.take(self.path, self.rfile.read(int(self.headers["content-length"])))
+            assert self.path == "/v1/traces"
+            body = self.rfile.read(int(self.headers["content-length"]))
+            collector.requests.append(ExportTraceServiceRequest.FromString(body))
             if answer is not None:
                 answer(self)
                 return

@@ -6,7 +6,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -15,9 +17,7 @@ pytest.importorskip("opentelemetry.sdk", reason="the extra `tracing` is not inst
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
 
-from router.records import otlp
-from router.records.otlp import CLOSE_LIMIT_S
-from router.records.tracing import Tracing
+from router.records.tracing import CLOSE_LIMIT_S, INSTANCE, Tracing, resource
 from tests.router.collector import Collector, attributes, collecting
 from tests.router.scripted import (
     CHAT,
@@ -134,8 +134,7 @@ async def test_a_refusal_is_a_span_without_attempts(collector: Collector) -> Non
     assert attributes(lost)["error.type"] == "503" and lost.status.code == Status.STATUS_CODE_ERROR
 
 
-async def test_a_missing_collector_of_spans_and_metrics_disturbs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "10")
+async def test_a_missing_collector_disturbs_nothing() -> None:
     script = Script(answers)
     endpoint = f"http://127.0.0.1:{refused_port()}"
     async with served(*script.replicas(1), otlp_endpoint=endpoint) as running, connect(running.port) as client:
@@ -151,12 +150,60 @@ def test_the_service_has_a_name(collector: Collector, monkeypatch: pytest.Monkey
     own = None if variable is None else "front-7"
     if variable is not None:
         monkeypatch.setenv(variable, "front-7" if variable == "OTEL_SERVICE_NAME" else "service.name=front-7")
-    tracing = Tracing(otlp.Collector(collector.url + "/v1/traces"))
+    tracing = Tracing(collector.url + "/v1/traces")
     tracing.tell("one", SpanKind.SERVER, SpanContext(1, 2, False, TraceFlags(1)), None, (1, 2), {}, None)
     tracing.close()  # exports the rest
-    [resource] = collector.requests[0].resource_spans
-    named = attributes(resource.resource)
+    [process] = collector.requests[0].resource_spans
+    named = attributes(process.resource)
     assert named["service.name"] == (own or "warmroute-router") and named["service.version"]
+
+
+async def test_a_collector_whose_answer_never_ends_delays_no_end() -> None:
+    over = Event()
+
+    def hangs(handler: BaseHTTPRequestHandler) -> None:
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\n\r\nx")
+        over.wait(30)
+
+    with collecting(hangs) as collector:
+        async with (
+            served(*Script(answers).replicas(1), otlp_endpoint=collector.url) as running,
+            connect(running.port) as client,
+        ):
+            assert (await client.post(CHAT, chat(stream=True))).status == 200
+            begun_s = time.monotonic()
+        assert time.monotonic() - begun_s < CLOSE_LIMIT_S + 3
+        over.set()
+
+
+@pytest.mark.parametrize(("variable", "value"), [("OTEL_TRACES_EXPORTER", "none"), ("OTEL_SDK_DISABLED", "true")])
+async def test_the_environment_switches_traces_off(monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
+    monkeypatch.setenv(variable, value)
+    script = Script(answers)
+    async with (
+        served(*script.replicas(1), otlp_endpoint=f"http://127.0.0.1:{refused_port()}") as running,
+        connect(running.port) as client,
+    ):
+        assert (await client.post(CHAT, chat(stream=True))).status == 200
+    assert script.calls[0].header("traceparent") is None
+
+
+@pytest.mark.parametrize(
+    ("worker", "attributes_in_environment", "expected"),
+    [(None, f"{INSTANCE}=pod-7", "pod-7"), (3, f"{INSTANCE}=pod-7", "pod-7-3"), (3, "", None)],
+)
+def test_each_process_is_an_instance(
+    monkeypatch: pytest.MonkeyPatch, worker: int | None, attributes_in_environment: str, expected: str | None
+) -> None:
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", attributes_in_environment)
+    one, other = (resource(worker).attributes[INSTANCE] for _ in range(2))
+    assert (one == other == expected) if expected else one != other
+
+
+def test_without_the_switch_nothing_of_it_is_imported() -> None:
+    program = "import sys, router.process.server; print([name for name in sys.modules if 'opentelemetry' in name])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 def test_without_the_extra_the_error_says_how_to_get_it(tmp_path: Path) -> None:
