@@ -1,16 +1,11 @@
-"""Sums up the outcomes of a run, and compares those of two endpoints.
+"""Sums up the outcomes of a run."""
 
-A comparison has ratios, and how sure they are by Student's t over the rounds' logarithms.
-"""
-
-import math
 import os
 import platform
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 from msgspec import Struct
@@ -56,13 +51,12 @@ class Figures(Struct, frozen=True):
     replicas: dict[str, ReplicaFigures]
 
 
-def figures(runs: Sequence[Sequence[Outcome]]) -> Figures:
-    """Several runs of the same kind count together, with their spans one after another."""
-    counted = [[outcome for outcome in run if not outcome.is_warm_up] for run in runs]
-    outcomes = [outcome for run in counted for outcome in run]
+def figures(ran: Sequence[Outcome]) -> Figures:
+    outcomes = [outcome for outcome in ran if not outcome.is_warm_up]
     answered = [outcome for outcome in outcomes if not outcome.error]
     failed = [outcome for outcome in outcomes if outcome.error]
-    span_s = sum(max(one.end_s for one in run) - min(one.intended_s for one in run) for run in counted if run)
+    first_s = min((outcome.intended_s for outcome in outcomes), default=0.0)
+    span_s = max((outcome.end_s for outcome in outcomes), default=first_s) - first_s
     per_s = 1 / span_s if span_s else 0.0
     told = [outcome.prompt_tokens for outcome in answered if outcome.prompt_tokens is not None]
     input_tokens = sum(told) if told else None
@@ -75,7 +69,7 @@ def figures(runs: Sequence[Sequence[Outcome]]) -> Figures:
     return Figures(
         requests=len(outcomes),
         failed=len(failed),
-        warm_up=sum(map(len, runs)) - len(outcomes),
+        warm_up=len(ran) - len(outcomes),
         span_s=span_s,
         requests_per_s=len(answered) * per_s,
         input_tokens=input_tokens,
@@ -109,58 +103,6 @@ def hit_rate(answered: Sequence[Outcome]) -> float | None:
     return sum(cached for cached, _ in both) / sum(prompt for _, prompt in both) if both else None
 
 
-# These are for 95 % on both sides, by degrees of freedom; beyond these the last one is near enough.
-T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.10)
-
-FIGURES: dict[str, Callable[[Figures], float | None]] = {
-    "TTFT mean": lambda figures: figures.ttft_s.mean,
-    "TTFT p50": lambda figures: figures.ttft_s.p50,
-    "TTFT p95": lambda figures: figures.ttft_s.p95,
-    "TTFT p99": lambda figures: figures.ttft_s.p99,
-    "TPOT mean": lambda figures: figures.tpot_s.mean,
-    "e2e mean": lambda figures: figures.e2e_s.mean,
-    "e2e p50": lambda figures: figures.e2e_s.p50,
-    "e2e p95": lambda figures: figures.e2e_s.p95,
-    "e2e p99": lambda figures: figures.e2e_s.p99,
-    "hit rate": lambda figures: figures.hit_rate,
-    "requests/s": lambda figures: figures.requests_per_s,
-    "input tokens/s": lambda figures: figures.input_tokens_per_s,
-    "output tokens/s": lambda figures: figures.output_tokens_per_s,
-}
-
-
-class Ratio(Struct, frozen=True):
-    """`ratio` is second / first; None: one of them is 0 or has no value in some round."""
-
-    name: str
-    first: float | None
-    second: float | None
-    ratio: float | None
-    low: float | None  # None: not known, as of one round
-    high: float | None
-
-
-def compare(rounds: Sequence[tuple[Figures, Figures]]) -> list[Ratio]:
-    """`rounds`: the figures of both endpoints, round by round; nothing can be said of none."""
-    if not rounds:
-        return []
-    return [ratio(name, [(value(first), value(second)) for first, second in rounds]) for name, value in FIGURES.items()]
-
-
-def ratio(name: str, rounds: Sequence[tuple[float | None, float | None]]) -> Ratio:
-    known = [(first, second) for first, second in rounds if first and second]
-    if not known or len(known) < len(rounds):
-        return Ratio(name, None, None, None, None, None)
-    logs = [math.log(second / first) for first, second in known]
-    middle = fmean(logs)
-    low = high = None
-    if len(logs) > 1:
-        half = T_95[min(len(logs) - 1, len(T_95)) - 1] * stdev(logs) / math.sqrt(len(logs))
-        low, high = math.exp(middle - half), math.exp(middle + half)
-    first, second = (fmean(each) for each in zip(*known, strict=True))
-    return Ratio(name, first, second, math.exp(middle), low, high)
-
-
 FORMAT = "warmroute-bench/1"
 LATE_LIMIT_S = 0.02
 
@@ -175,9 +117,8 @@ class Machine(Struct, frozen=True):
 class EndpointResult(Struct, frozen=True):
     url: str
     probe: Probe
-    figures: Figures  # the figures of all rounds
-    rounds: list[Figures]
-    own: list[Overhead]  # the load generator's own, round by round
+    figures: Figures
+    own: list[Overhead]  # the load generator's own: one
     unfinished: int
 
 
@@ -190,8 +131,7 @@ class Result(Struct, frozen=True):
     began: str  # a time in UTC
     settings: dict[str, Any]
     interrupted: bool
-    endpoints: list[EndpointResult]
-    comparison: list[Ratio]  # the second endpoint / the first
+    endpoints: list[EndpointResult]  # one
     warnings: list[str]
 
 
@@ -204,18 +144,19 @@ def machine() -> Machine:
 
 
 def warnings(endpoint: EndpointResult) -> Iterator[str]:
-    figures, probe = endpoint.figures, endpoint.probe
+    figures, probe, [own] = endpoint.figures, endpoint.probe, endpoint.own
     latencies = {"first tokens": figures.ttft_s.p99, "tokens after the first": figures.itl_s.p99}
-    late = [name for name, p99_s in latencies.items() if any(own.delays(p99_s) for own in endpoint.own)]
+    late = [name for name, p99_s in latencies.items() if own.delays(p99_s)]
     if late:
-        lag_s = max(own.lag_p99_s for own in endpoint.own)
         yield (
-            f"the load generator itself was late by {lag_s * 1000:.1f} ms at p99, more than {LAG_SHARE:.0%} of the "
-            f"p99 of {' and of '.join(late)}; give it a core of its own, or ask for less at once"
+            f"the load generator itself was late by {own.lag_p99_s * 1000:.1f} ms at p99, more than {LAG_SHARE:.0%} of "
+            f"the p99 of {' and of '.join(late)}; give it a core of its own, or ask for less at once"
         )
-    if any(own.is_busy for own in endpoint.own):
-        share = max(own.cpu_share for own in endpoint.own)
-        yield f"the load generator used {share:.0%} of its core, and may be what limits the rate; ask for less at once"
+    if own.is_busy:
+        yield (
+            f"the load generator used {own.cpu_share:.0%} of its core, and may be what limits the rate; "
+            "ask for less at once"
+        )
     late_s = figures.sent_late_s.p99
     if late_s is not None and late_s > LATE_LIMIT_S:
         yield f"requests were sent late, by {late_s * 1000:.0f} ms at p99: it could not keep the rate"

@@ -13,44 +13,26 @@ from lab.bench.figures import EndpointResult, Result
 from lab.bench.load import LoadGenerator
 from lab.percentiles import percentile
 from lab.writing import UNKNOWN, aligned
-from router.members.spec import Target
 
 
 def lines(result: Result) -> Iterator[str]:
-    for endpoint in result.endpoints:
-        if endpoint.rounds:
-            yield from _endpoint(endpoint)
-            yield ""
-    if result.comparison:
-        yield f"{result.endpoints[1].url} / {result.endpoints[0].url}"
-        rows = [
-            (
-                one.name,
-                _value(one.name, one.first),
-                _value(one.name, one.second),
-                f"{one.ratio:.3f}",
-                UNKNOWN if one.low is None else f"{one.low:.3f} to {one.high:.3f}",
-            )
-            for one in result.comparison
-            if one.ratio is not None
-        ]
-        yield from aligned([("", "first", "second", "ratio", "95 % interval"), *rows])
-        yield ""
+    [endpoint] = result.endpoints
+    yield from _endpoint(endpoint)
+    yield ""
     for warning in result.warnings:
         yield f"Warning: {warning}"
     if result.interrupted:
-        left = sum(endpoint.unfinished for endpoint in result.endpoints)
+        left = endpoint.unfinished
         yield f"Interrupted: {'1 request was' if left == 1 else f'{left:,} requests were'} given up"
 
 
 def _endpoint(endpoint: EndpointResult) -> Iterator[str]:
-    found, own = endpoint.figures, endpoint.own
+    found, [own] = endpoint.figures, endpoint.own
     yield f"{endpoint.url}  {printable(endpoint.probe.model)}"
     warm_up = f", {found.warm_up:,} more to warm up" if found.warm_up else ""
     refused = f", {found.too_many:,} with status 429" if found.too_many else ""
     rate = "" if found.hit_rate is None else f", {found.hit_rate:.1%} of the input"
-    each_s = sum(one.cpu_s for one in own) / max(1, found.requests + found.warm_up)
-    share, late_s = max(one.cpu_share for one in own), max(one.lag_p99_s for one in own)
+    each_s = own.cpu_s / max(1, found.requests + found.warm_up)
     yield f"requests  {found.requests:,} in {seconds(found.span_s)}, {found.failed:,} failed{refused}{warm_up}"
     yield f"rate      {number(found.requests_per_s)} requests/s"
     if found.input_tokens is None or found.input_tokens_per_s is None:
@@ -60,7 +42,8 @@ def _endpoint(endpoint: EndpointResult) -> Iterator[str]:
         yield f"input     {found.input_tokens:,} tokens {planned}, {number(found.input_tokens_per_s)}/s"
     yield f"output    {found.output_tokens:,} tokens, {number(found.output_tokens_per_s)}/s"
     yield f"cached    {'not told' if found.cached_tokens is None else f'{found.cached_tokens:,} tokens{rate}'}"
-    yield f"own cost  {seconds(each_s)} of CPU a request, {share:.0%} of a core; late by {seconds(late_s)} at p99"
+    cost = f"{seconds(each_s)} of CPU a request, {own.cpu_share:.0%} of a core"
+    yield f"own cost  {cost}; late by {seconds(own.lag_p99_s)} at p99"
     if found.ttft_s.count:
         spreads = {"TTFT": found.ttft_s, "ITL": found.itl_s, "TPOT": found.tpot_s, "e2e": found.e2e_s}
         names = ("mean", "p50", "p90", "p95", "p99", "max")
@@ -82,14 +65,6 @@ def _seconds(value: float | None) -> str:
     return UNKNOWN if value is None else seconds(value)
 
 
-def _value(name: str, value: float | None) -> str:
-    if value is None:
-        return UNKNOWN
-    if name == "hit rate":
-        return f"{value:.1%}"
-    return number(value) if name.endswith("/s") else seconds(value)
-
-
 # ---- progress
 
 SHOW_EVERY_S = 0.5  # drawing takes time that the load generator needs
@@ -98,20 +73,16 @@ SHOW_EVERY_S = 0.5  # drawing takes time that the load generator needs
 class Live(Display):
     """To be used as a context manager around `measured`, which is given `load`."""
 
-    def __init__(self, rounds: int, console: Console | None = None) -> None:
+    def __init__(self, url: str, console: Console | None = None) -> None:
         console = console or Console(stderr=True, highlight=False)
         super().__init__("asking for the model", console, quiet=True, auto_refresh=False)
-        self._rounds = rounds
+        self._url = url
         self._load: LoadGenerator | None = None
 
-    def load(self, load: LoadGenerator, target: Target, number: int) -> None:
-        if self.bar is None:
-            return
-        begins = self._load is None
-        self._load = load
-        title = target.url if self._rounds == 1 else f"round {number + 1} of {self._rounds}: {target.url}"
-        self.begin(title, progress(load)[1])
-        if begins:
+    def load(self, load: LoadGenerator) -> None:
+        if self.bar is not None:
+            self._load = load
+            self.begin(self._url, progress(load)[1])
             self._show(self.bar)
 
     def _show(self, bar: Progress) -> None:

@@ -10,7 +10,6 @@ from click.core import ParameterSource
 
 from api.process.options import option
 from api.process.settings import ABOVE_0, AT_LEAST_0, Unusable
-from fleet.commands.addresses.address import Address
 from fleet.commands.addresses.local_routers import locate_router, router_argument
 from lab.bench.load import Limits
 from lab.bench.measure import Plan, measured, summed_up
@@ -29,7 +28,7 @@ USUAL_S = 20.0
 USUAL_CLIENTS = 8
 INTERRUPTED = 130
 FILES_BESIDE = 64  # open files beside the connections
-NEEDS = {"speed": "trace", "block_tokens": "trace", "rounds": "against"}
+NEEDS = {"speed": "trace", "block_tokens": "trace"}
 EXCLUDES = [("workload", "trace"), ("rate", "trace"), ("rate", "concurrency"), ("speed", "concurrency")]
 NO_SETTINGS = {"which", "api_key", "as_json"}
 
@@ -52,8 +51,6 @@ NO_SETTINGS = {"which", "api_key", "as_json"}
 @option("--block-tokens", "N", "Block size of a trace, if the file does not have it.", type=AT_LEAST_1)
 @option("--timeout", "SECONDS", "Time limit of a whole answer.", name="timeout_s", type=ABOVE_0, default=600.0)
 @option("--api-key", "KEY", "Send this key. Better given as OPENAI_API_KEY.", type=SECRET, envvar="OPENAI_API_KEY")
-@option("--against", "ADDRESS", "Compare: send the same lengths to this endpoint, in turn.", type=Address())
-@option("--rounds", "N", "Rounds of the comparison.", type=AT_LEAST_1, default=3)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, in seconds and tokens.")
 @click.pass_context
 def bench(
@@ -76,8 +73,6 @@ def bench(
     block_tokens: int | None,
     timeout_s: float,
     api_key: str | None,
-    against: str | None,
-    rounds: int,
     as_json: bool,
 ) -> int:
     """Send requests to an endpoint of the OpenAI API as users would, and measure its latencies.
@@ -92,7 +87,6 @@ def bench(
       warmroute bench --for 20
       warmroute bench 8000 --workload multi-turn --rate 20 --for 60 --warm-up 200
       warmroute bench 10.0.0.1:8000 --trace log.jsonl.gz --speed 2
-      warmroute bench 10.0.0.1:8000 --against 10.0.0.2:8000 --rate 10
 
     Ctrl-C shows the results so far. Exit status: 0 measured, 1 the endpoint cannot be asked or no request was answered,
     2 a value cannot be used, 130 ended by Ctrl-C.
@@ -131,22 +125,22 @@ def bench(
         return limited(at_once(talks) if rate is None else arriving(talks, rate, seed), max_tokens)
 
     plan = Plan(
-        targets=[target_of(each) for each in (url, against) if each],
+        target=target_of(url),
         wish=RequestSettings(model, str(seed), api == "chat"),
         arrivals=arrivals_of,
         limits=Limits(requests, for_s, warm_up, concurrency),
-        rounds=rounds if against else 1,
         key=api_key,
         timeout_s=timeout_s,
     )
-    away = " and ".join(target.url for target in plan.targets if not is_loopback(target.host))
-    if away and ctx.get_parameter_source("api_key") is ParameterSource.ENVIRONMENT:
-        click.echo(f"OPENAI_API_KEY from the environment is sent to {away}; unset it to send no key", err=True)
-    with Live(plan.rounds) as live:
+    target = plan.target
+    if not is_loopback(target.host) and ctx.get_parameter_source("api_key") is ParameterSource.ENVIRONMENT:
+        click.echo(f"OPENAI_API_KEY from the environment is sent to {target.url}; unset it to send no key", err=True)
+    with Live(target.url) as live:
         found = measured(plan, live.load)
     settings = {"url": url, **{name: value for name, value in ctx.params.items() if name not in NO_SETTINGS}}
     result = summed_up(plan, found, {name: value for name, value in settings.items() if value is not None})
     click.echo(msgspec.json.encode(result, enc_hook=str).decode() if as_json else "\n".join(lines(result)))
-    if found.interrupted:
+    if result.interrupted:
         return INTERRUPTED
-    return 0 if all(endpoint.figures.requests > endpoint.figures.failed for endpoint in result.endpoints) else 1
+    summary = result.endpoints[0].figures
+    return 0 if summary.requests > summary.failed else 1

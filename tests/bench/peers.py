@@ -227,7 +227,7 @@ def one_run(contender: Contender, trace: Trace, size: Size, number: int) -> Figu
     limits = Limits(max(1, len(paced.requests) - size.warm_up), None, size.warm_up)
     with fleet(REPLICAS, *speeds(paced)) as replicas, contender.started(replicas) as running:
         plan = Plan(
-            targets=[parse_target(running[0].url)],
+            target=parse_target(running[0].url),
             wish=RequestSettings(MODEL, f"peers {number}"),
             arrivals=lambda _: replayed(paced),
             limits=limits,
@@ -235,11 +235,11 @@ def one_run(contender: Contender, trace: Trace, size: Size, number: int) -> Figu
         before_s: list[float] = []
         found = measured(plan, lambda *_: before_s.append(cpu_of(running)))
         used_s = cpu_of(running) - before_s[0]
-        if found.interrupted:
+        if found.ran.was_interrupted:
             raise KeyboardInterrupt
         used = sum(replica.load()["pool"]["query_tokens"] > 0 for replica in replicas.replicas)
-    [[ran]] = found.ran
-    counted = figures([ran.outcomes])
+    ran = found.ran
+    counted = figures(ran.outcomes)
     if counted.examples:
         print(f"  {contender.name}: {counted.examples}", file=sys.stderr)
     return Figures(

@@ -168,7 +168,7 @@ def opened(
 
 
 def _run(url: str, arrivals: Any, limits: Limits, timeout_s: float) -> Measured:
-    plan = Plan([parse_target(url)], RequestSettings(MODEL, "1"), arrivals, limits, timeout_s=timeout_s)
+    plan = Plan(parse_target(url), RequestSettings(MODEL, "1"), arrivals, limits, timeout_s=timeout_s)
     return measured(plan, lambda *_: None)
 
 

@@ -39,7 +39,6 @@ def measured(*arguments: object, **environment: str) -> Any:
         (("http://h:1", "--rate", "5", "--concurrency", "4"), "--rate does not work with --concurrency"),
         (("http://h:1", "--trace", "t", "--workload", "rag"), "--workload does not work with --trace"),
         (("http://h:1", "--speed", "2"), "--speed has no effect without --trace"),
-        (("http://h:1", "--rounds", "2"), "--rounds has no effect without --against"),
         (("http://h:1", "--think", "2"), "--think has no effect without --workload multi-turn"),
         (("http://h:1", "--warm-up", "10s"), "'10s' is not a valid integer"),
         (("http://h:1", "--trace", "/no/such/trace"), "cannot read '/no/such/trace': No such file"),
@@ -155,21 +154,6 @@ def test_an_endpoint_that_cannot_be_asked_is_one_line_and_status_1() -> None:
         result = CliRunner().invoke(bench, [server.url])
     assert result.exit_code == 1
     assert result.stderr.startswith("Error: ") and result.stderr.count("\n") == 1
-
-
-def test_two_endpoints_are_asked_the_same_lengths_in_other_words_in_turn() -> None:
-    with endpoint() as one, endpoint() as other:
-        found = measured(
-            one.url, "--against", other.url, "--rounds", 2, "--requests", 6, "--concurrency", 1, "--max-tokens", 2
-        )
-    assert len(one.calls) == 12
-    assert one.calls[0].body != one.calls[6].body  # another round, other words
-    for first, second in zip(one.calls, other.calls, strict=True):
-        pairs = list(zip(first.body["messages"], second.body["messages"], strict=True))
-        assert all(len(a["content"]) == len(b["content"]) and a["content"] != b["content"] for a, b in pairs)
-    ratios = {ratio["name"]: ratio for ratio in found["comparison"]}
-    assert ratios["TTFT mean"]["low"] < ratios["TTFT mean"]["ratio"] < ratios["TTFT mean"]["high"]
-    assert [len(each["rounds"]) for each in found["endpoints"]] == [2, 2]
 
 
 def test_a_base_install_is_enough() -> None:

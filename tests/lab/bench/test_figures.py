@@ -31,20 +31,20 @@ def failure(kind: str, at_s: float = 0.0, **fields: Any) -> Outcome:
 
 
 def test_rates_are_over_the_time_from_the_first_intended_one_to_the_last_end() -> None:
-    found = figures([[outcome(1.0), outcome(2.0, e2e_s=3.0)]])
+    found = figures([outcome(1.0), outcome(2.0, e2e_s=3.0)])
     assert found.span_s == 4.0
     assert (found.requests_per_s, found.input_tokens_per_s, found.output_tokens_per_s) == (0.5, 50, 5)
 
 
 def test_warm_up_is_counted_and_left_out() -> None:
-    found = figures([[outcome(ttft_s=9.0, is_warm_up=True), failure("timeout", is_warm_up=True), outcome(5.0)]])
+    found = figures([outcome(ttft_s=9.0, is_warm_up=True), failure("timeout", is_warm_up=True), outcome(5.0)])
     assert (found.warm_up, found.requests, found.failed, found.span_s) == (2, 1, 0, 1.0)
     assert found.ttft_s.max == pytest.approx(0.1)
 
 
 def test_failures_are_counted_by_kind_with_what_was_said_first_and_have_no_latency() -> None:
     refused = failure("status 429", 1.0, status=429, end_s=9.0)
-    found = figures([[outcome(), failure("timeout"), refused, failure("status 429", 2.0, status=429, detail="later")]])
+    found = figures([outcome(), failure("timeout"), refused, failure("status 429", 2.0, status=429, detail="later")])
     assert (found.requests, found.failed, found.too_many) == (4, 3, 2)
     assert found.errors == {"status 429": 2, "timeout": 1}
     assert found.examples == {"status 429": "of status 429", "timeout": "of timeout"}
@@ -53,21 +53,21 @@ def test_failures_are_counted_by_kind_with_what_was_said_first_and_have_no_laten
 
 def test_the_hit_rate_is_of_those_that_tell_both() -> None:
     told = [outcome(prompt_tokens=300, cached_tokens=30), outcome(cached_tokens=None), outcome(prompt_tokens=None)]
-    found = figures([told])
+    found = figures(told)
     assert found.hit_rate == 0.1
-    assert figures([[outcome(cached_tokens=None)]]).hit_rate is None
-    assert figures([[outcome(cached_tokens=None)]]).cached_tokens is None
+    assert figures([outcome(cached_tokens=None)]).hit_rate is None
+    assert figures([outcome(cached_tokens=None)]).cached_tokens is None
 
 
 def test_each_replica_has_its_share() -> None:
     at_b = [outcome(replica="b", cached_tokens=100), outcome(replica="b"), outcome(replica="b")]
-    found = figures([[outcome(replica="a", cached_tokens=0), *at_b]])
+    found = figures([outcome(replica="a", cached_tokens=0), *at_b])
     assert {name: (one.requests, one.share) for name, one in found.replicas.items()} == {"a": (1, 0.25), "b": (3, 0.75)}
     assert found.replicas["b"].hit_rate == pytest.approx(2 / 3)
-    assert figures([[outcome()]]).replicas == {}
+    assert figures([outcome()]).replicas == {}
 
 
 def test_a_token_after_the_first_takes_what_the_rest_of_the_answer_takes() -> None:
     assert outcome(ttft_s=0.1, e2e_s=1.0).tpot_s == pytest.approx(0.1)
     assert outcome(output_tokens=1).tpot_s is None
-    assert figures([[outcome(gaps_s=[0.1, 0.3]), outcome(gaps_s=[0.2])]]).itl_s.p50 == pytest.approx(0.2)
+    assert figures([outcome(gaps_s=[0.1, 0.3]), outcome(gaps_s=[0.2])]).itl_s.p50 == pytest.approx(0.2)

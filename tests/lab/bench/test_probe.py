@@ -13,8 +13,8 @@ from tests.lab.bench.endpoints import Call, closed, endpoint, singles
 
 
 def probed(url: str, wish: RequestSettings, timeout_s: float = 5.0) -> Probe:
-    plan = Plan([parse_target(url)], wish, lambda _: iter(()), Limits(), timeout_s=timeout_s)
-    return measured(plan, lambda *_: None).probes[0]
+    plan = Plan(parse_target(url), wish, lambda _: iter(()), Limits(), timeout_s=timeout_s)
+    return measured(plan, lambda *_: None).probe
 
 
 def test_the_only_model_and_the_tokens_of_a_word_are_found_out() -> None:
@@ -93,7 +93,7 @@ def test_the_load_has_the_whole_timeout_again(monkeypatch: pytest.MonkeyPatch) -
         call.answer()
 
     with endpoint(slow) as server:
-        [[ran]] = closed(server.url, singles(1), 1).ran
+        ran = closed(server.url, singles(1), 1).ran
     assert [outcome.error for outcome in ran.outcomes] == [None]
 
 
