@@ -111,7 +111,6 @@ class ReplicaConfig(Struct, frozen=True, kw_only=True):
     tokenizer: str | None = None  # a directory or tokenizer.json; None: bytes (simulated only)
     chat_template: str | None = None  # a file; None: the tokenizer's own
     lora_dir: str | None = None  # adapters below this folder may be loaded by clients; None: none may
-    special_tokens_in_text: Literal["parse", "refuse"] = "parse"
     tool_call_parser: ToolFormat = "auto"
     reasoning_parser: ReasoningFormat = "auto"
     simulated_answers: tuple[AnswerRule, ...] = ()

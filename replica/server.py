@@ -49,7 +49,7 @@ def load_prompts(config: ReplicaConfig) -> Prompts:
         template, name = None, "the chat template"
     else:
         template, name = read_template(Path(config.chat_template)), config.chat_template
-    return Prompts(tokenizer, template, config.engine.vocabulary[1], name, config.special_tokens_in_text)
+    return Prompts(tokenizer, template, config.engine.vocabulary[1], name)
 
 
 async def serve_on(listener: socket.socket, config: ReplicaConfig, prompts: Prompts, **given: Any) -> int:

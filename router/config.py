@@ -39,7 +39,6 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     model_rewrites_file: str | None = None
     model_dirs: dict[str, str] = {}  # model -> where its tokenizer and template are
     chat_templates: dict[str, str] = {}  # model -> a file, instead of the template that is there
-    special_tokens_in_text: Literal["parse", "refuse"] = "parse"
     # HTTP
     host: str = "127.0.0.1"
     port: int = 8000  # 0: any free one

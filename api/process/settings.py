@@ -97,11 +97,3 @@ PATH = click.Path(exists=True)
 AT_LEAST_0 = FiniteRange(min=0)
 ABOVE_0 = FiniteRange(min=0, min_open=True)
 COUNT = click.IntRange(1, LARGEST)
-SPECIAL_TOKENS_IN_TEXT = Setting(
-    "special_tokens_in_text",
-    "special_tokens_in_text",
-    click.Choice(["parse", "refuse"]),
-    "parse|refuse",
-    "Parse special tokens in the text of messages and tools, as vLLM does, or refuse such requests.",
-    flag=False,
-)

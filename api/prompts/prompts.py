@@ -1,8 +1,7 @@
 """Turns requests into token ids, the same for router and replica.
 
 A chat template renders the messages as one string. With a `tokenizer.json`, text that spells a special token becomes
-that token, as in every server of such models, or is refused (`api.prompts.special_tokens`). The byte tokenizer does
-neither.
+that token, as in every server of such models. The byte tokenizer does not do this.
 """
 
 import json
@@ -17,7 +16,6 @@ from api.openai.requests import ChatRequest, CompletionRequest, Message, Samplin
 from api.prompts import chatml
 from api.prompts.billing import without_billing
 from api.prompts.breakpoints import ended_at, retained, without_control
-from api.prompts.special_tokens import SpecialTokensInText, SpelledTokens
 from api.prompts.templates import ChatTemplate, Conversation
 from api.retention import Breakpoint, Retain, common_tokens, shows_end, tokens_within
 from api.tokens.tokenizer import ByteTokenizer, Tokenizer
@@ -36,11 +34,8 @@ class Prompts:
         template: str | None = None,
         vocab_size: int = 0,
         template_name: str = "the chat template",
-        special_tokens_in_text: SpecialTokensInText = "parse",
     ) -> None:
         self.tokenizer = tokenizer
-        self.special_tokens_in_text = special_tokens_in_text
-        self._spelled = SpelledTokens(tokenizer.special_texts) if special_tokens_in_text == "refuse" else None
         self.given_template = template
         self.template_name = template_name
         self.vocab_size = max(vocab_size, tokenizer.vocab_size)
@@ -49,11 +44,6 @@ class Prompts:
         name = template_name if template is not None else f"the chat template of {tokenizer.name}"
         self._template = _compiled(source, tokenizer, name)
         self._tool_template = _compiled(with_tools, tokenizer, f"{name} for tools") or self._template
-
-    def check_texts(self, body: bytes) -> None:
-        """Raise ApiError 400 if a text of this chat spells a special token, and may not."""
-        if self._spelled is not None:
-            self._spelled.check_body(body)
 
     @property
     def templates(self) -> list[str]:
@@ -69,8 +59,6 @@ class Prompts:
         """The checked text that `chat` encodes; or token ids, if given or if no text can express them."""
         self._check(request)
         if request.prompt_token_ids is not None:
-            if self._spelled is not None:  # a router may have made them of the messages
-                self._spelled.check(self._conversation(request))
             check_room(len(request.prompt_token_ids), max_model_len, "messages")
             return self._checked(request.prompt_token_ids, "prompt_token_ids")
         return self._conversation_text(request, max_model_len)
@@ -166,8 +154,6 @@ class Prompts:
 
     def _shown_with(self, template: ChatTemplate | None, conversation: Conversation) -> str | list[chatml.Segment]:
         try:
-            if self._spelled is not None:
-                self._spelled.check(conversation)
             return chatml.segments(conversation) if template is None else template.render(conversation)
         except RecursionError:
             raise _too_deep() from None

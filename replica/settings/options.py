@@ -20,7 +20,6 @@ from api.process.settings import (
     FILE,
     LARGEST,
     PATH,
-    SPECIAL_TOKENS_IN_TEXT,
     TEXT,
     FiniteRange,
     Setting,
@@ -94,7 +93,6 @@ SETTINGS: dict[str, list[Setting]] = {
             "A directory or a tokenizer.json.  [default: the model's own; without one a token is a byte]",
         ),
         http("chat_template", FILE, "FILE", "A chat template in Jinja.  [default: the tokenizer's own]"),
-        SPECIAL_TOKENS_IN_TEXT,
         http(
             "tool_call_parser",
             click.Choice(TOOL_FORMATS),

@@ -328,9 +328,7 @@ def assembled(
     config: RouterConfig, admission: Admission, clock: Callable[[], float] = time.monotonic, seed: int | None = None
 ) -> tuple[Router, Upkeep]:
     """Raise OSError or ValueError if a tokenizer or a template cannot be read. Call it within a running loop."""
-    tokenizers = Tokenizers(
-        config.model_dirs, config.chat_templates, config.message_cache_bytes, config.special_tokens_in_text
-    )
+    tokenizers = Tokenizers(config.model_dirs, config.chat_templates, config.message_cache_bytes)
     placement = Placement(config.policy, first_token_timeout_s=config.first_token_timeout_s, seed=seed)
     feeds = Feeds(placement.index, lambda name, status: upkeep.heard(name, status), clock)
     router = Router(config, Members(tokenizers.of, config.expected_models), feeds, placement, admission)

@@ -17,7 +17,6 @@ from api.process.settings import (
     COUNT,
     FILE,
     LARGEST,
-    SPECIAL_TOKENS_IN_TEXT,
     TEXT,
     FiniteRange,
     Setting,
@@ -105,7 +104,6 @@ SETTINGS: dict[str, list[Setting]] = {
             metavar="[MODEL=]FILE",
             multiple=True,
         ),
-        special_tokens_in_text=SPECIAL_TOKENS_IN_TEXT,
     ),
     "HTTP": _group(
         host=_row(TEXT, "The address to listen on.", metavar="HOST"),

@@ -7,7 +7,6 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from api.prompts.prompts import Prompts
-from api.prompts.special_tokens import SpecialTokensInText
 from api.tokens.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer, read_template
 from engines import profile_of
 from router.prompts.tokens import Tokens
@@ -24,20 +23,13 @@ class Tokenizers:
     They live as long as a replica serves the model; the newest few live longer, so that all replicas may restart.
     """
 
-    def __init__(
-        self,
-        folders: Mapping[str, str],
-        templates: Mapping[str, str],
-        cache_bytes: int,
-        special_tokens_in_text: SpecialTokensInText = "parse",
-    ) -> None:
+    def __init__(self, folders: Mapping[str, str], templates: Mapping[str, str], cache_bytes: int) -> None:
         """Load folders and template files, by model; raise OSError or ValueError if one cannot be read."""
         self._known: WeakValueDictionary[tuple[str, str, str | None], Tokens] = WeakValueDictionary()
         self._newest: deque[Tokens] = deque(maxlen=NEWEST)
         self._folders = folders
         self._templates = {model: (path, read_template(Path(path))) for model, path in templates.items()}
         self._cache_bytes = cache_bytes
-        self._special_tokens_in_text = special_tokens_in_text
         self._read = {folder: load_tokenizer(folder) for folder in folders.values()}
 
     def of(self, model: str, engine: str = "", tokenizer: str | None = None) -> Tokens:
@@ -64,7 +56,7 @@ class Tokenizers:
             else:
                 path, template = self._templates.get(model, ("", None))
                 name = path or "the chat template"
-                prompts = Prompts(found, template, ANY_TOKEN_ID, name, self._special_tokens_in_text)
+                prompts = Prompts(found, template, ANY_TOKEN_ID, name)
                 tokens = Tokens(model, prompts, cache_bytes=self._cache_bytes, strict=strict, engine=engine)
             self._known[about] = tokens
             self._newest.append(tokens)

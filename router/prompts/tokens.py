@@ -20,7 +20,6 @@ from api.native import unpack_ids
 from api.openai.requests import ChatRequest
 from api.prompts.breakpoints import asks_for_retention, breakpoints, retained
 from api.prompts.prompts import Prompts
-from api.prompts.special_tokens import is_refusal
 from api.retention import Breakpoint, common_packed, tokens_within
 from api.tokens.tokenizer import Tokenizer
 from engines import profile_of
@@ -124,7 +123,6 @@ class Tokens:
         `counts`: to count it elsewhere than among the model's requests.
         """
         prompts, engine, own = self.prompts, self.engine, APIS.get(api)
-        self.check_texts(api, body)
         named = Named(self.model, peek, lora, salt, self.approximated if counts is None else counts)
         if self.why_not is not None or prompts is None:
             return ready(self._approximate(named, self.why_not or ""))
@@ -143,15 +141,6 @@ class Tokens:
         encoding = Encoding(self, prompts, named, asked, api != COMPLETIONS.name, self.cache, compare)
         most = QUICK_TEXT_BYTES_OF_FAST if prompts.tokenizer.is_fast else QUICK_TEXT_BYTES
         return Draft(encoding.unknown_bytes <= most, encoding.finish)
-
-    @property
-    def refuses_texts(self) -> bool:
-        return self.prompts is not None and self.prompts.special_tokens_in_text == "refuse"
-
-    def check_texts(self, api: str, body: bytes) -> None:
-        """Raise ApiError 400 if a text spells a special token, and may not: also where its prompt cannot be known."""
-        if self.prompts is not None and api != COMPLETIONS.name:
-            self.prompts.check_texts(body)
 
     def _approximate(self, named: "Named", why: str, reason: str = "model") -> Prompt:
         named.counts[reason] += 1
@@ -206,7 +195,7 @@ class Tokens:
         return prompt
 
     def refused(self, named: "Named", error: ApiError) -> Prompt:
-        if self.strict or is_refusal(error):
+        if self.strict:
             try:
                 raise error
             finally:

@@ -302,24 +302,15 @@ def _draft_opaque(request: Request) -> None:
         request.model_name = named[-1] if named else next(iter(models), None)
     name = request.model_name
     if not api or not body or name is None:
-        if api and body and router.config.special_tokens_in_text == "refuse":
-            raise invalid("model is missing; its tokens are those that texts may not spell", "model")
         request.prompted(None)
         return
     quick = peek_of(api, body, name) if is_quick(body) else None
     peek = quick or Peek(name)
     model = request.reads(peek)
-
-    def by_body() -> Prompt:
-        model.tokens.check_texts(api, body)
-        return by_text(model.tokens.model, peek, model.lora, body[:MAX_TEXT_BYTES])
-
     if quick is not None:
         _draft(request, model, body, quick, quick.cache_salt)
-    elif model.tokens.refuses_texts:
-        router.in_thread(by_body, len(body), request.made)
     else:
-        request.prompted(by_body())
+        request.prompted(by_text(model.tokens.model, peek, model.lora, body[:MAX_TEXT_BYTES]))
 
 
 # ---- a prompt that another process has made
@@ -336,7 +327,6 @@ def make_for(model: ServedModel, api: str, salt: str | None) -> Make:
         template=None if prompts is None else prompts.given_template,
         template_name="" if prompts is None else prompts.template_name,
         vocab_size=0 if prompts is None else prompts.vocab_size,
-        special_tokens_in_text="parse" if prompts is None else prompts.special_tokens_in_text,
         strict=tokens.strict,
         lora=model.lora,
         salt=salt,

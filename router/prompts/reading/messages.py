@@ -13,7 +13,6 @@ from msgspec import Struct
 
 from api.errors import ApiError
 from api.openai_responses.named import NamedResponses
-from api.prompts.special_tokens import SpecialTokensInText
 from api.retention import Retain
 
 LENGTH = struct.Struct("<I")
@@ -35,7 +34,6 @@ class Make(Struct, tag=True):
     template: str | None
     template_name: str
     vocab_size: int
-    special_tokens_in_text: SpecialTokensInText
     strict: bool
     lora: str | None
     salt: str | None

@@ -168,7 +168,7 @@ class Process:
 
     def _tokens_of(self, make: Make) -> Tokens:
         """The model's `Tokens`, set up as in the router."""
-        made_of = make.model, make.tokenizer, make.template, make.vocab_size, make.special_tokens_in_text, make.strict
+        made_of = make.model, make.tokenizer, make.template, make.vocab_size, make.strict
         key = msgspec.msgpack.encode((*made_of, make.engine))
         tokens = self._tokens.get(key)
         if tokens is None:
@@ -178,7 +178,7 @@ class Process:
             prompts = None
             if make.tokenizer is not None:
                 tokenizer, name = load_tokenizer(make.tokenizer or None), make.template_name
-                prompts = Prompts(tokenizer, make.template, make.vocab_size, name, make.special_tokens_in_text)
+                prompts = Prompts(tokenizer, make.template, make.vocab_size, name)
             tokens = self._tokens[key] = Tokens(
                 make.model, prompts, cache_bytes=CACHE_BYTES, strict=make.strict, engine=make.engine
             )
