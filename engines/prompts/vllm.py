@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Struct
 
 from api.errors import ApiError, invalid
 from api.prompts.billing import without_billing
@@ -45,7 +45,6 @@ TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refu
 
 TOKENIZED = ("model", "messages", "tools", "add_generation_prompt", "continue_final_message", "add_special_tokens")
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
-_decode_raw = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
 class Message(Struct, omit_defaults=True):
@@ -90,10 +89,6 @@ class _Completion(_Everywhere, kw_only=True):
     prompt_embeds: Any = None
 
 
-class _Batch(Struct):
-    messages: list[Raw]
-
-
 class Vllm:
     """The engine's reading of requests to one model."""
 
@@ -129,8 +124,6 @@ class Vllm:
             of_ids = all(isinstance(text, list) for text in texts)
             shape = None if of_ids else f"completions; {'with' if special else 'without'} special tokens"
             return Asked(texts, asked.n or 1, special, shape)
-        if api == "batch":
-            body, api = first_of_batch(body), "chat"
         if (chat_of := CHATS.get(api)) is not None:
             made = chat_of(body, self._prompts)
             try:
@@ -179,8 +172,6 @@ class Vllm:
 
     def tokenized(self, api: str, body: bytes) -> Question | None:
         """The question for `POST /tokenize`, which does not see all fields."""
-        if api == "batch":
-            body = first_of_batch(body)
         fields = _decode(body)
         if (chat_of := CHATS.get(api)) is not None:
             fields = {"model": fields.get("model"), **chat_of(body, self._prompts)}
@@ -265,14 +256,6 @@ class Vllm:
             thinks = {} if "enable_thinking" in given else {"enable_thinking": effort != "none"}
             given = {**given, "reasoning_effort": effort, **thinks}
         return {name: value for name, value in given.items() if value not in DROPPED} if given else given
-
-
-def first_of_batch(body: bytes) -> bytes:
-    fields = read(body, _Batch)
-    conversations = fields.messages
-    if not conversations:
-        raise invalid("messages is empty; send at least one conversation", "messages")
-    return msgspec.json.encode(_decode_raw(body) | {"messages": conversations[0]})
 
 
 def _check(asked: _Everywhere, names: Sequence[str]) -> None:

@@ -20,7 +20,7 @@ ANYONE, CLIENT, READER, ADMINISTRATOR = Role
 
 # The types of requests that replicas answer.
 CHAT_COMPLETION, COMPLETION = (RequestType(api.name, generation=api) for api in (CHAT, COMPLETIONS))
-MESSAGES, RESPONSES, BATCH = [RequestType(api, caches=True) for api in ("messages", "responses", "batch")]
+MESSAGES, RESPONSES = RequestType("messages", caches=True), RequestType("responses", caches=True)
 # A body that may be a prompt must be JSON if the key has a cache salt. Engines keep the KV of what they embed, score or
 # classify too: how long that takes tells what others have sent.
 COMPUTES = RequestType(caches=True, only_computes=True)
@@ -49,7 +49,6 @@ DIRECT_ROUTES = (
     _route(POST, "/v1/audio/speech", CLIENT, WITHOUT_CACHE),
     _route(POST, "/v1/audio/transcriptions", CLIENT, WITHOUT_CACHE),
     _route(POST, "/v1/audio/translations", CLIENT, WITHOUT_CACHE),
-    _route(POST, "/v1/chat/completions/batch", CLIENT, BATCH),
     _route(POST, "/v1/chat/completions/render", CLIENT, COMPUTES),
     _route(POST, "/v1/classify", CLIENT, COMPUTES),
     _route(POST, "/v1/completions/render", CLIENT, COMPUTES),

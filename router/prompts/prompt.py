@@ -332,14 +332,11 @@ def peek_of(api: str, body: bytes, model: str) -> Peek | None:
         asked = _decode_conversation(body)
     except UNREADABLE:
         return None
-    if api == "batch":
-        conversations = asked.messages
-        messages = conversations[0] if isinstance(conversations, list) and conversations else None
-    elif api == "responses":
+    if api == "responses":
         messages = [*_system(asked.instructions), *_list(asked.input)]
     else:
         messages = [*_system(asked.system), *_list(asked.messages)]
-    if not isinstance(messages, list) or not messages:
+    if not messages:
         return None
     made = []
     for item in messages:

@@ -128,9 +128,7 @@ def choose(facts: RequestFacts, source: Member | None) -> Decision:
         return _choose_unread(facts)
     if api is None:
         model = facts.model = router.members.model(model.name)
-        is_looked_up = facts.type.api != "batch"  # a batch has several prompts
-    else:
-        is_looked_up = not facts.peek.skips_cache(api.is_chat)
+    is_looked_up = api is None or not facts.peek.skips_cache(api.is_chat)
     holder = None if facts.holder is None else _living_holder(facts)
     only = holder if holder is not None and holder in model.members else None
     tenant = _tenant(facts) if facts.admitted.key is not None or router.priorities is not None else None

@@ -22,7 +22,7 @@ from router.placement.cost import obstacles
 from router.placement.decision import Decision
 from router.placement.elsewhere import fetches
 from router.placement.waiting import STEP_S
-from router.prompts.prompt import BYTES_PER_TOKEN, UNREADABLE, Peek, Prompt, salted_for, unreadable
+from router.prompts.prompt import UNREADABLE, Peek, Prompt, salted_for, unreadable
 from router.prompts.shapes import NOT_THERE
 from router.prompts.tokens import Tokens
 from router.proxy.answer import Answer
@@ -96,8 +96,6 @@ class Request(RequestFacts):
         kind, pause_s = self.type, 0.0
         if prompt is not None:
             self.prompt = prompt
-            if kind.api == "batch":  # conversations after the first are not read, but counted by their bytes
-                prompt.all_tokens = max(prompt.tokens, len(self.body) // BYTES_PER_TOKEN)
         if kind.generation is not None:
             assert self.model is not None, "it was asked to make the prompt"
             self.may_repeat, self._tokens_of_model, placement = True, self.model.tokens, self.router.placement

@@ -190,7 +190,6 @@ async def test_whoever_leaves_before_the_first_token_has_had_its_prompts_compute
     [
         (COMPLETIONS, {"prompt": LONG * 10, "messages": [{"role": "user", "content": "a"}]}),
         (CHAT, {"prompt": "a", "messages": [{"role": "user", "content": LONG * 10}]}),
-        ("/v1/chat/completions/batch", {"messages": [[{"role": "user", "content": text}] for text in BATCH]}),
     ],
 )
 @pytest.mark.parametrize("padding", [0, 300_000], ids=["quick", "read apart"])

@@ -84,7 +84,7 @@ SAGEMAKER = {f"x-amzn-sagemaker-{name}" for name in ("adapter-identifier", "adap
 
 NAMED = {"model": MODEL, "max_tokens": 9, "prompt": "hi", "messages": [{"role": "user", "content": "hi"}]}
 JSON_ROUTES = (
-    *(CHAT, COMPLETIONS, "/v1/messages", "/v1/responses", "/v1/chat/completions/batch", "/v1/embeddings", "/tokenize"),
+    *(CHAT, COMPLETIONS, "/v1/messages", "/v1/responses", "/v1/embeddings", "/tokenize"),
     *("/inference/v1/generate", "/v1/audio/speech", "/v1/images/edits", "/v1/completions/render", "/classify"),
 )
 

@@ -35,7 +35,7 @@ CONNECTIONS = 200
 FIRST = "warmroute"
 SECOND = "vllm"
 REWRITES = f"[[rewrites]]\nmodel = '{MODEL}'\ntarget = 'other'\n"
-GENERATING = (CHAT, COMPLETIONS, "/v1/messages", PATH, "/v1/chat/completions/batch", "/v1/embeddings")
+GENERATING = (CHAT, COMPLETIONS, "/v1/messages", PATH, "/v1/embeddings")
 EVENT = b'{"id":"resp_1","created":1,"model":"m","choices":[{"index":0,"text":"a","delta":{"content":"a"}}]'
 
 
@@ -246,7 +246,6 @@ BODIES: dict[str, dict[str, Any]] = {
     COMPLETIONS: {"prompt": "hi"},
     "/v1/messages": {"messages": SAID, "max_tokens": 2},
     PATH: {"input": "hi"},
-    "/v1/chat/completions/batch": {"messages": [SAID]},
     "/v1/embeddings": {"input": "hi"},
 }
 

@@ -62,7 +62,6 @@ _OPENAI = re.compile(rb'"finish_reason"\s*:\s*"abort"')
 _ABORTED = {  # each with a mark that is found faster
     "chat": (b'"abort"', _OPENAI),
     "completions": (b'"abort"', _OPENAI),
-    "batch": (b'"abort"', _OPENAI),
     "messages": (b'"stop_reason"', re.compile(rb'"delta"\s*:\s*\{\s*"stop_reason"\s*:\s*null')),
 }
 _UNKNOWN = b"", None

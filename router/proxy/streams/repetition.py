@@ -51,7 +51,7 @@ def is_repeatable(api: str, body: bytes) -> bool:
     `store` is no such effect: a response whose answer its client has not got is known to nobody.
     """
     if api != RESPONSES.name:
-        return api in (MESSAGES.name, "batch")
+        return api == MESSAGES.name
     if not is_quick(body):
         return False
     try:

@@ -111,7 +111,6 @@ def test_an_input_becomes_the_engines_chat(fields: dict[str, Any], shown: str) -
         ("responses", {"input": [{"type": "computer_call"}]}, "input"),
         ("responses", {"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "input"),
         ("responses", {"input": "Hi", "tools": [{"type": "web_search"}]}, "tools"),
-        ("batch", {"messages": []}, "messages"),
     ],
 )
 def test_what_cannot_be_known_names_the_field(api: str, fields: dict[str, Any], param: str) -> None:
@@ -170,15 +169,6 @@ def test_special_tokens_are_added_where_the_engine_adds_them(api: str, field: st
 )
 def test_thinking_is_disabled_as_the_template_allows(template: str, shown: str) -> None:
     assert read(template, "messages", messages=[U], thinking={"type": "disabled"}) == shown
-
-
-def test_a_batch_is_known_by_its_first_conversation() -> None:
-    assert read(AS_JSON, "batch", messages=[[U], [U, U]]) == f"[{USER}]|{NONE}"
-    engine = Vllm(Prompts(ByteTokenizer(), AS_JSON))
-    body = json.dumps({"model": "m", "messages": [[U], [U, U]]}).encode()
-    asked = engine.tokenized("batch", body)
-    assert asked is not None and json.loads(asked.body) == {"model": "m", "messages": [U]}
-    assert engine.read("batch", body).shape == engine.read("chat", asked.body).shape
 
 
 @pytest.mark.parametrize(("api", "fields"), [("messages", {"messages": [U]}), ("responses", {"input": "Hi"})])

@@ -48,7 +48,6 @@ from tests.router.virtual import in_virtual_time
 
 RECORD = Path(__file__).with_name("traces.json")
 MESSAGES, RESPONSES, EMBEDDINGS = "/v1/messages", "/v1/responses", "/v1/embeddings"
-BATCH = "/v1/chat/completions/batch"
 LIMIT_S = 2.0  # for the first byte, and between two
 PATIENCE_S = 20.0  # then the client waits until it leaves
 NEVER_S = 100.0
@@ -266,7 +265,6 @@ KINDS: dict[str, Kind] = {
     "message": whole(MESSAGES, ASKED, b'{"content":[],"stop_reason":"end_turn"}'),
     "message, streamed": streamed(MESSAGES, ASKED, message("a", ["one", "two"]), "chat, streamed"),
     "message, streamed, repeatable": streamed(MESSAGES, ASKED, message("a", ["one", "two"]), **RESUMABLE),
-    "batch": whole(BATCH, ASKED | {"messages": [ASKED["messages"]]}, b'{"choices":[]}', is_like="message"),
     "response": whole(RESPONSES, STORED, b'{"status":"completed"}', is_like="message"),
     "response, streamed, repeatable": streamed(
         RESPONSES, STORED, response("a", ["one", "two"]), "message", **RESUMABLE

@@ -10,7 +10,7 @@ from tests.router.scripted import MODEL, Call, Scripted, Served, connect, says, 
 
 pytestmark = pytest.mark.virtual
 
-MESSAGES, RESPONSES, BATCH = "/v1/messages", "/v1/responses", "/v1/chat/completions/batch"
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 COST: dict[str, Any] = {"policy": "cost"}
 
 
@@ -41,7 +41,7 @@ def replica_of(answer: Any) -> str:
     return str(answer.headers["x-warmroute-replica"])
 
 
-@pytest.mark.parametrize("path", [MESSAGES, RESPONSES, BATCH])
+@pytest.mark.parametrize("path", [MESSAGES, RESPONSES])
 @pytest.mark.parametrize("size", [1, 70], ids=["small", "large"])
 async def test_a_conversation_stays_where_it_is_cached(path: str, size: int) -> None:
     async with served(*replicas(4), **COST) as running, connect(running.port) as client:
@@ -132,7 +132,7 @@ def _remove(running: Served, name: str) -> None:
         b'{"model": "m", "messages": ' + b"[" * 900 + b"]" * 900 + b"}",
     ],
 )
-@pytest.mark.parametrize("path", [MESSAGES, RESPONSES, BATCH])
+@pytest.mark.parametrize("path", [MESSAGES, RESPONSES])
 async def test_what_is_no_conversation_is_the_replicas_to_refuse(path: str, sent: bytes) -> None:
     [one] = replicas(1)
     async with served(one, **COST) as running, connect(running.port) as client:

@@ -31,7 +31,7 @@ from tests.router.scripted import (
 
 pytestmark = pytest.mark.virtual
 
-MESSAGES, RESPONSES, BATCH = "/v1/messages", "/v1/responses", "/v1/chat/completions/batch"
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 GOOD = b'{"content":[],"stop_reason":"end_turn","status":"completed"}'
 
 
@@ -59,8 +59,6 @@ async def world(
 
 
 def body(path: str, **fields: Any) -> dict[str, Any]:
-    if path == BATCH:
-        return {"model": MODEL, "messages": [[{"role": "user", "content": "hi"}]], **fields}
     asked = {"input": "hi"} if path == RESPONSES else {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}
     return {"model": MODEL, **asked, **fields}
 

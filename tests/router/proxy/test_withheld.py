@@ -141,7 +141,6 @@ PATHS = [
     "/v1/completions",
     "/v1/messages",
     "/v1/responses",
-    "/v1/chat/completions/batch",
     "/v1/embeddings",
     "/inference/v1/generate",
     "/tokenize",

@@ -50,11 +50,10 @@ def body_of(line: LogLine) -> Any:
     return msgspec.json.decode(line.body)
 
 
-MESSAGES, RESPONSES, BATCH = "/v1/messages", "/v1/responses", "/v1/chat/completions/batch"
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 ASKED: dict[str, dict[str, Any]] = {
     MESSAGES: {"max_tokens": 9, "messages": [{"role": "user", "content": SECRET}]},
     RESPONSES: {"input": SECRET},
-    BATCH: {"messages": [[{"role": "user", "content": SECRET}]]},
 }
 
 
