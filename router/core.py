@@ -237,7 +237,8 @@ class Router:
         if summary.attempts and summary.attempts[-1].placed.tenant is not None:
             placed = [attempt.placed for attempt in summary.attempts]
             self.placement.used(placed, summary.used.computed, summary.used.generated)
-        self.admission.release(summary.admitted, summary.used, summary.ended_s)
+        if summary.admitted.charge is not None:
+            self.admission.release(summary.admitted, summary.used, summary.ended_s)
         key, model = summary.admitted.key, summary.model
         counts = self.ledger.counts("" if key is None else key.name, "" if model is None else model.name)
         count_usage(counts, summary)

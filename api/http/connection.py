@@ -153,7 +153,8 @@ class HttpConnection(asyncio.Protocol):
             return
         self._spoken = True
         if not self._awaited and not self._open:
-            self._await("head")  # perhaps a stray line end; but the connection is not idle any more
+            # Perhaps it is a stray line end; but the connection is not idle any more.
+            self._awaited, self._since_s = "head", self.loop.time()
         elif self._awaited == "body":
             self._since_s = self.loop.time()
         self._undigested_bytes += len(data)
@@ -212,7 +213,7 @@ class HttpConnection(asyncio.Protocol):
             self._awaited = "end"
             raise _Enough
         if self._awaited != "head":
-            self._await("head")
+            self._awaited, self._since_s = "head", self.loop.time()
         self._undigested_bytes = self._head_bytes = 0
         self._url, self._headers = b"", []
 
@@ -261,7 +262,8 @@ class HttpConnection(asyncio.Protocol):
         self._headers = []  # trailers are no headers of the request (RFC 9110, 6.5.1)
         self._exchange = exchange
         self._open.append(exchange)
-        self._await("body")
+        self._awaited = "body"
+        self._since_s = self._body_since_s = self.loop.time()
         if len(self._open) == 1:
             exchange.begin()
 
@@ -311,7 +313,7 @@ class HttpConnection(asyncio.Protocol):
         if not keep_alive:
             if unread:
                 # Discard input for a moment first: a client that still sends would not read the response.
-                self._await("end")
+                self._end()
                 self.resume_reading()
                 self._write_eof()
             else:
@@ -355,9 +357,9 @@ class HttpConnection(asyncio.Protocol):
             case "end" if waited_s >= self._limits.closing_s and not self._open:
                 self.transport.abort()
 
-    def _await(self, awaited: Literal["head", "body", "end"]) -> None:
-        self._awaited = awaited
-        self._since_s = self._body_since_s = self.loop.time()
+    def _end(self) -> None:
+        """Take no more requests: the client is to end the connection."""
+        self._awaited, self._since_s = "end", self.loop.time()
 
     def _has_turn(self) -> bool:
         """Tell whether all requests before the one being received have been answered."""
@@ -369,11 +371,11 @@ class HttpConnection(asyncio.Protocol):
             return
         if self._open and self._awaited != "body":  # requests that came whole before it are answered first
             self._open[-1].keep_alive = False
-            self._await("end")
+            self._end()
             return
         exchange = self._exchange if self._awaited == "body" else None
         begun = exchange is not None and (exchange.response_started or not self._has_turn())
-        self._await("end")
+        self._end()
         if begun or not self._spoken or self.transport.is_closing():
             self.transport.close()
             return

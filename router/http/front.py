@@ -15,9 +15,10 @@ from api.http.connection import AnyExchange, Connections, HttpConnection, Limits
 from api.http.exchange import CONTINUE, AsgiConnection, HttpAnswer
 from api.http.path import parse_target, raw_path
 from api.http.routes import Route, RouteTable
+from router.prompts.model_rewrites import NO_RULES
 from router.proxy.exchange import Exchange
 from router.proxy.headers import DIRECT, Transport, value_of
-from router.proxy.reading import serve
+from router.proxy.reading import read, rewrite
 from router.proxy.request import Request
 from router.proxy.services import Services
 
@@ -60,6 +61,7 @@ class Openings:
         exchange.extra += admitted.id_line
         services.lifecycle.open_requests += 1
         request = Request(services, exchange, admitted, now_s, route.endpoint, self._transport)
+        serve = read if services.model_rewrites is NO_RULES else rewrite
         exchange.expect(partial(serve, request), services.config.max_body_bytes, services.bodies)
 
 

@@ -84,7 +84,8 @@ class Health:
         """Note a first byte of an answer without a fault of the replica's own."""
         if self._refusals:
             self._refusals = max(0.0, self._refusals - 1)
-        self._works(now_s)
+        if self._faults or not self.reached or self.breaker != "closed":
+            self._works(now_s)
 
     def refusal(self, now_s: float) -> None:
         """Note an immediate refusal: prefer other replicas, however idle this one looks."""

@@ -56,7 +56,12 @@ class Seen:
                 again = beginning
             else:
                 table[place] = number
-        return blocks if self.add(keys[-1]) else again
+        number = keys[-1]
+        place = number & (SEEN_NUMBERS - 1)
+        if table[place] == number:
+            return blocks
+        table[place] = number
+        return again
 
 
 @dataclass(slots=True, eq=False)

@@ -7,7 +7,6 @@ import asyncio
 import socket
 import ssl
 from collections import deque
-from collections.abc import Callable
 from typing import Protocol
 
 import httptools
@@ -49,9 +48,7 @@ class Sending(Struct, eq=False):
     _fresh_only: bool = False
     paused: bool = False
     over: bool = False
-    # For parts of a running answer, before the listener: it takes what only goes on, and returns False for the rest.
-    # It gets a read, and where its body begins and ends: around that, if there is more, is the frame of one chunk.
-    pass_on: Callable[[bytes, int, int], bool] | None = None
+    passage: asyncio.Protocol | None = None  # reads what only goes on, from one chunk's end on
 
     def cancel(self) -> None:
         if not self.over:
@@ -87,24 +84,20 @@ class Sending(Struct, eq=False):
             self._listener.answered(status, headers)
 
     def received(self, body: bytes, complete: bool) -> None:
-        if self.over:
-            return
-        listener = self._listener
-        if complete:
-            self._end()
-        listener.received(body, complete)
+        if not self.over:
+            (self._end() if complete else self._listener).received(body, complete)
 
     def broke(self, broken: Broken) -> None:
         if not self.over:
-            listener = self._listener
-            self._end()
-            listener.broke(broken)
+            self._end().broke(broken)
 
-    def _end(self) -> None:
-        self.over = True
+    def _end(self) -> Listener:
+        """Return the listener, which is told one thing more at the most."""
+        listener, self.over = self._listener, True
         self._upstream.sendings.pop(self, None)
-        self.connection = self.pass_on = None
+        self.connection = self.passage = None
         del self._listener  # a cycle of references would wait for the collector
+        return listener
 
     def lost(self, reason: str, connection: "Connection", *, silent: bool = False) -> None:
         """Note the end of the connection. A reused one may have ended before it carried anything: send again."""
@@ -247,10 +240,10 @@ class Connection(asyncio.Protocol):
         self._head_complete = False
         self._complete = False
         self._keeps = True
-        self._is_between_chunks = False  # and parts of the answer may be passed on as they come
 
     def abort(self) -> None:
         self._sending = None
+        self.transport.set_protocol(self)  # nothing passes any more
         self.transport.abort()
 
     # ---- the transport's side
@@ -265,12 +258,6 @@ class Connection(asyncio.Protocol):
             self.transport.abort()
             return
         self.spoken = self._upstream.spoken = True
-        if self._is_between_chunks and (pass_on := sending.pass_on) is not None:
-            end = len(data) - 2
-            start = 4 if end < 260 else 5 if end < 4101 else 6
-            if data.startswith(b"%x\r\n" % (end - start)) and pass_on(data, start, end):
-                return  # the parser need not know: it waits for a chunk still
-            self._is_between_chunks = False
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -281,12 +268,10 @@ class Connection(asyncio.Protocol):
         pieces = self._pieces
         if self._told and len(pieces) == 1 and not self._complete and len(data) <= MAX_HEAD_BYTES:
             self._bodiless_bytes, body = 0, pieces.pop()
-            if (pass_on := sending.pass_on) is not None:
-                self._is_between_chunks = data.endswith(b"%x\r\n%b\r\n" % (len(body), body))
-                if pass_on(body, 0, len(body)):
-                    return
             if not sending.over:
                 sending._listener.received(body, False)
+            if (passage := sending.passage) is not None and data.endswith(b"%x\r\n%b\r\n" % (len(body), body)):
+                self.transport.set_protocol(passage)  # the parser need not know of chunks between this and the next
             return
         self._bodiless_bytes = 0 if pieces or self._complete else self._bodiless_bytes + len(data)
         head_bytes = 0
@@ -300,15 +285,17 @@ class Connection(asyncio.Protocol):
             return
         if not self._told:
             self._told = True
-            sending.answered(self._status, self._head)
+            if not sending.over:  # here and below: what `Sending` has for others, without its call
+                sending._listener.answered(self._status, self._head)
             if self._sending is not sending:  # it was cancelled
                 return
         body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         pieces.clear()
         if self._complete:
             self._done()
-            sending.received(body, True)
-        elif not sending.over:  # it does the same as `Sending.received`, in one call less for each part of a stream
+            if not sending.over:
+                sending._end().received(body, True)
+        elif not sending.over:
             sending._listener.received(body, False)  # also without a body: the head alone is news
             if len(data) > LONG_READ_BYTES and self._sending is sending and not sending.paused:
                 self.transport.pause_reading()
@@ -346,7 +333,7 @@ class Connection(asyncio.Protocol):
         self._sending = None
         self.reused = True
         self._headers, self._head = [], []
-        self._head_complete = self._complete = self._told = self._is_between_chunks = False
+        self._head_complete = self._complete = self._told = False
         self._bodiless_bytes = 0
         if keeps:
             self._upstream.release(self)

@@ -10,6 +10,7 @@ Effects on other requests are added to it (`router.placement.effects`).
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Literal, Protocol, TypeAlias
 
@@ -267,9 +268,12 @@ def brought(question: Question, candidate: Candidate, rate: float, pull: Pull | 
 # ---- rates
 
 
+_measured_rate = attrgetter("prefill_tokens_per_s")
+
+
 def comparable_rates(candidates: Sequence[Candidate]) -> list[float]:
     """Prefill rates to compare with; similar ones are made equal, or noise would send all cold prompts to one."""
-    rates = [candidate.prefill_tokens_per_s for candidate in candidates]
+    rates = list(map(_measured_rate, candidates))
     low, high = min(rates, default=0.0), max(rates, default=0.0)
     if not high:
         return [ASSUMED_TOKENS_PER_S] * len(rates)

@@ -4,6 +4,7 @@ Both are in tokens, so that they can be added to the costs of `router.placement.
 """
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 from msgspec import Struct
 
@@ -29,17 +30,14 @@ class Effects(Struct, eq=False):
     lost: list[float | None]  # tokens to compute again, or to bring back, at their price; None: too costly without them
 
 
-def later_s(tokens: float, rate: float) -> float:
-    """Seconds added to a prompt's arrival time in the order in which a replica computes."""
-    late_s = PATIENCE * tokens / rate
-    return late_s if late_s < MAX_LATER_S else MAX_LATER_S
+_is_crowded = attrgetter("is_crowded")
 
 
 def add_effects(
     question: Question, candidates: Sequence[Candidate], rates: Sequence[float], costs: list[float]
 ) -> Effects | None:
     """Add the effects to the costs, and return them; None: no queue and room everywhere."""
-    if True not in [candidate.is_crowded for candidate in candidates]:  # a third of the time of any(...)
+    if True not in map(_is_crowded, candidates):  # a third of the time of any(...)
         return None
     came_s = question.counts_from_s
     found = Effects([0.0] * len(costs), [0.0] * len(costs), [0.0] * len(costs))
@@ -47,7 +45,7 @@ def add_effects(
         if candidate.queue_positions and costs[index] < INFINITE:
             rate = rates[index]
             tokens = uncached_tokens(question, candidate, rate)
-            later = candidate.queue_positions.later_than(came_s + later_s(tokens, rate))
+            later = candidate.queue_positions.later_than(came_s + min(MAX_LATER_S, PATIENCE * tokens / rate))
             if later.tokens:
                 # Blocks on their way there are queued, too: a prompt that overtakes them computes them itself.
                 overtaken = min(later.tokens, candidate.queued_tokens) - question.awaited.get(candidate.slot, 0)

@@ -31,7 +31,7 @@ class Holders:
         masks, bit = self.masks, 1 << slot
         if masks.keys().isdisjoint(keys):
             before = len(masks)
-            masks.update(dict.fromkeys(keys, self._share(bit)))
+            masks.update(dict.fromkeys(keys, self._shared.setdefault(bit, bit)))
             return len(masks) - before
         added, last, grown, is_new = 0, -1, 0, False
         for key in keys:

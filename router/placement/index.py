@@ -91,7 +91,7 @@ class PrefixIndex:
 
     def store(self, slot: int, keys: Collection[int], medium: str = GPU) -> None:
         self._add(slot, keys, medium)
-        if medium == GPU:
+        if medium == GPU and self.optimistic.holders.masks:
             self.optimistic.confirm(slot, keys)
 
     def clear(self, slot: int, held: Iterable[tuple[str, int, Iterable[int]]] = ()) -> None:
@@ -179,7 +179,7 @@ class PrefixIndex:
         """
         if self._grouped & slots:
             return self._match_grouped(keys, slots, usable, ahead, readers)
-        held = confirmed = _masks(self._gpu.masks, keys)
+        held = confirmed = list(map(self._gpu.masks.get, keys, repeat(0)))
         sure = hoped = leading(held, slots)
         more = self.optimistic.holders.masks
         if more:

@@ -64,6 +64,7 @@ class Sent(Struct, eq=False, gc=False):
     queued: bool = True  # its prefill is not done, as far as we know
     fresh: bool = True  # the replica's report may not hold it
     is_ours: bool = True  # False: a peer has sent it
+    ranked: bool = False  # it has a queue position
 
 
 class ReplicaLoad:
@@ -129,6 +130,7 @@ class ReplicaLoad:
         candidate, tokens = self.candidate, max(1, uncached_tokens)
         self._sent[request_id] = one = Sent(request_id, tokens, now_s, is_ours=is_ours)
         if priority_s is not None:
+            one.ranked = True
             candidate.queue_positions.add(request_id, now_s + priority_s, tokens, stands_back=stands_back)
         if not streamed:
             rate = candidate.prefill_tokens_per_s
@@ -206,7 +208,8 @@ class ReplicaLoad:
 
     def _leaves_queue(self, one: Sent) -> None:
         one.queued = False
-        self.candidate.queue_positions.discard(one.id)
+        if one.ranked:
+            self.candidate.queue_positions.discard(one.id)
         self._queued -= one.tokens
         self._queued_requests -= 1
         if one.fresh:

@@ -19,7 +19,7 @@ from router.placement.cost import (
     weigh,
 )
 from router.placement.decision import Decision, Rejection
-from router.placement.effects import NEAR_FRACTION, NEAR_S, add_effects, later_s
+from router.placement.effects import MAX_LATER_S, NEAR_FRACTION, NEAR_S, PATIENCE, add_effects
 from router.placement.elsewhere import add_pulls
 
 __all__ = ["POLICIES", "Candidate", "Decision", "Question", "Rejection", "choose", "place"]
@@ -119,11 +119,12 @@ def choose(
     index = pick(decision, rng, ring)
     decision.chosen = chosen = candidates[index]
     decision.uncached_tokens = uncached = uncached_tokens(question, chosen, rates[index])
-    decision.ttft_s = (decision.ahead(index) + uncached) / rates[index]
+    overtaken = 0.0 if decision.effects is None else decision.effects.overtaken[index]
+    decision.ttft_s = (chosen.queued_tokens - overtaken + uncached) / rates[index]
     if question.below or question.pulls:
         decision.portions = decision.portions_of(index)  # now, as rates change
     if policy == "cost":
-        decision.later_s = later_s(uncached, rates[index])
+        decision.later_s = min(MAX_LATER_S, PATIENCE * uncached / rates[index])
     return decision
 
 

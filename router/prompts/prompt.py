@@ -164,7 +164,8 @@ class Prompt(Struct):
             if lookahead:
                 known = extend_keys(root, self.packed[0], block_size, lookahead=lookahead) if self.exact else []
             elif block_size == APPROXIMATE:
-                known = extend_keys(root, self.text, APPROXIMATE_BLOCK_BYTES // TOKEN_BYTES)
+                text = self.text if self._text is None else self._text
+                known = extend_keys(root, text, APPROXIMATE_BLOCK_BYTES // TOKEN_BYTES)
             else:
                 known = block_keys(self.packed[0], block_size, root) if self.exact else []
             self._keys[kind] = known
@@ -197,10 +198,11 @@ def salted_for(prompt: Prompt, body: bytes) -> bytes:
 
 def approximate(model: str, peek: Peek, lora: str | None, salt: str | None, why_not: str) -> Prompt:
     text = text_of(peek)
-    tokens = estimated(text)
-    prompt = Prompt(model, tokens, [], False, why_not, count_choices(peek), lora, salt, peek, {}, text)
+    tokens = max(1, len(text) // BYTES_PER_TOKEN)
+    prompt = Prompt(model, tokens, [], False, why_not, max(peek.n or 1, 1), lora, salt, peek, {}, text)
     prompt.all_tokens = tokens
     if peek.prompt is not None and _is_batch(peek):
+        prompt.choices *= len(peek.prompt)
         for further in peek.prompt[1:]:
             if isinstance(further, Raw):  # the length of a body that is read apart
                 raw = bytes(further)
@@ -221,11 +223,6 @@ def estimated(text: bytes) -> int:
     return max(1, len(text) // BYTES_PER_TOKEN)
 
 
-def count_choices(peek: Peek) -> int:
-    prompts = len(peek.prompt) if peek.prompt is not None and _is_batch(peek) else 1
-    return prompts * max(peek.n or 1, 1)
-
-
 def _is_batch(peek: Peek) -> bool:
     prompt = peek.prompt
     return isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
@@ -236,8 +233,11 @@ def text_of(peek: Peek) -> bytes:
     if peek.messages is None:
         return _prompt_text(peek.prompt)
     parts = [bytes(peek.tools)] if peek.tools else []
+    messages = peek.messages
+    if messages and messages[0].role == "system":
+        messages = _unbilled(messages)
     # Message by message: one that is not ASCII is encoded far more slowly, and must not take the others with it.
-    for message in _unbilled(peek.messages):
+    for message in messages:
         content = message.content
         if isinstance(content, list):
             texts = ((part, part.get("text") if isinstance(part, dict) else None) for part in content)
@@ -253,9 +253,9 @@ def text_of(peek: Peek) -> bytes:
 
 
 def _unbilled(messages: list[PeekMessage]) -> list[PeekMessage]:
-    """The messages as engines see them that leave out a billing line at their head."""
-    first = messages[0] if messages else None
-    if first is None or first.role != "system" or not isinstance(first.content, str | list):
+    """The messages, of which the first is the system's, as engines see them that leave out a billing line there."""
+    first = messages[0]
+    if not isinstance(first.content, str | list):
         return messages
     content = without_billing(first.content)
     return messages if content == first.content else [PeekMessage("system", content, first.tool_calls), *messages[1:]]

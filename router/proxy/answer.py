@@ -5,18 +5,17 @@ parsed on its way (`resume`). Of the Messages and Responses APIs of foreign engi
 (`repetition`). A whole answer is kept until it is complete.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from api.errors import ApiError
 from api.generation_apis import APIS
-from api.native import FRAME
 from api.responses import CONTENT_TYPE
 from router.members.broken import Broken
 from router.members.members import Member
 from router.placement.cost import can_take
 from router.prompts.prompt import Prompt
-from router.proxy.attempt import BODY, MARK, MAX_ANSWER_IDS, MAX_CHOICES, Attempt, Report
+from router.proxy.attempt import Attempt, Report
 from router.proxy.exchange import Exchange
 from router.proxy.facts import RequestFacts
 from router.proxy.flow import Flow
@@ -25,7 +24,8 @@ from router.proxy.prefill import Beginning, Prefill
 from router.proxy.progress import Progress
 from router.proxy.retries import NOT_REACHED, Budget, loss, refusal
 from router.proxy.services import Services
-from router.proxy.streams.events import ABORTED, LONGEST_END, SentEvents, is_aborted, is_servers_error
+from router.proxy.streams.events import ABORTED, SentEvents, is_aborted, is_servers_error
+from router.proxy.streams.passage import FramePassage, Passage
 from router.proxy.streams.repetition import without_tokens
 
 JSON_TYPE = b"application/json"
@@ -199,8 +199,8 @@ class Answer:
             exchange.send(body)
             if events is not None:
                 events.note(body)
-                if reader is None and events.is_plain and attempt.sending is not None:
-                    attempt.sending.pass_on = self._passing(attempt, events)
+                if reader is None and events.is_plain:
+                    self._let_pass(attempt, events)
         else:
             exchange.flush()
 
@@ -215,43 +215,16 @@ class Answer:
             verification.other_length(member, model.tokens, prompt, report.prompt)
             hit.prediction = None  # it was made for other tokens, so it tells nothing of the index
 
-    def _passing(self, attempt: Attempt, events: SentEvents) -> Callable[[bytes, int, int], bool]:
-        """Do as `take`, for a whole event or a frame with one, in a stream of which nothing more is to be read."""
-        exchange, report, frames, mark = self.exchange, attempt.report, attempt.frames, events.mark
-        write = exchange.chunk_writer() if frames is None else None
-
-        def pass_on(read: bytes, start: int, end: int) -> bool:
-            index, count, event = 0, 0, start
-            if frames is not None:
-                if frames.rest or end - start < FRAME.size:
-                    return False
-                index, count, event_bytes = FRAME.unpack_from(read, start)
-                event = start + FRAME.size + 4 * count
-                fits = index < MAX_CHOICES and attempt.generated + count <= MAX_ANSWER_IDS
-                if not fits or event + event_bytes != end:
-                    return False
-            # An event of one line that is longer than any last event.
-            if end - event < LONGEST_END or read.find(b"\n", event) != end - 2 or read[end - 1] != b"\n"[0]:
-                return False
-            if not events.is_between or (report is not None and (read.find(MARK) >= 0 or read.find(mark) >= 0)):
-                return False
-            attempt.spoken = BODY
-            if report is not None:
-                report.events += 1
-            if count:
-                attempt.generated += count
-                attempt.token_ids.setdefault(index, []).append(read[event - 4 * count : event])
-            try:
-                if start and write is not None:
-                    exchange.sent_bytes += end - start
-                    write(read)
-                else:
-                    exchange.send(read[event:end])
-            except Exception:  # it ends this request, and no other on the connection
-                attempt.crash()
-            return True
-
-        return pass_on
+    def _let_pass(self, attempt: Attempt, events: SentEvents) -> None:
+        """Let whole events pass from now on, or no more."""
+        sending, frames = attempt.sending, attempt.frames
+        if sending is None or sending.connection is None:
+            return  # a gateway has the connection
+        if not events.is_between or (frames is not None and frames.rest):
+            sending.passage = None
+        elif sending.passage is None:
+            kind = Passage if frames is None else FramePassage
+            sending.passage = kind(sending.connection, attempt, events.mark)
 
     def _complete(self, attempt: Attempt, body: bytes) -> None:
         exchange, kind = self.exchange, self.facts.type

@@ -178,7 +178,8 @@ class Attempt:
 
     def count(self, now_s: float) -> None:
         """Count what has been generated since the last time."""
-        tokens, output = self.tokens, self.member.output
+        report, output = self.report, self.member.output
+        tokens = self.generated if self.framed or report is None else report.tokens
         new = tokens - self.counted_tokens
         output.tokens += new
         if self.begun_s and self.placed.streams:

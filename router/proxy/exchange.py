@@ -77,24 +77,25 @@ class Exchange:
         """Set the function for the whole body; raise ApiError for a declared length or coding that is refused."""
         self._served, self.max_body_bytes, self._bodies = serve, max_body_bytes, bodies
         self._uncounted_bytes = self.unheeded_bytes = min(SMALL_BYTES, max_body_bytes)
-        for name, value in self.scope["headers"]:
-            if name == b"content-length" and (size := declared_size(value) or 0) > self._uncounted_bytes:
-                if size > max_body_bytes:
-                    raise too_large(size, max_body_bytes)
-                bodies.check(size)
-            elif name == b"content-encoding":
-                check_coding(value.decode("latin-1"))
+        by_name = dict(self.scope["headers"])  # no loop of ours over the headers: usually there are more than ten
+        length = by_name.get(b"content-length")
+        if length is not None and (size := declared_size(length) or 0) > self._uncounted_bytes:
+            if size > max_body_bytes:
+                raise too_large(size, max_body_bytes)
+            bodies.check(size)
+        if b"content-encoding" in by_name:
+            for name, value in self.scope["headers"]:
+                if name == b"content-encoding":
+                    check_coding(value.decode("latin-1"))
 
     def set(self) -> None:
         """Handle a change: part of the body has come, or the client has left."""
-        if self.response_complete:
-            return
-        if not self._begun:
+        if self.response_complete or not self._begun:
             return
         if self.disconnected:
             self._end()
             return
-        if self._served is None:
+        if (serve := self._served) is None:
             return
         size = len(self.body)
         if size > self._uncounted_bytes:
@@ -106,8 +107,12 @@ class Exchange:
                 self.refuse(error)
                 return
         if not self.more_body:
-            serve, self._served = self._served, None
-            self.guard(serve, self)
+            self._served = None
+            try:
+                serve(self)
+            except Exception:  # the caller serves other requests too
+                log.exception("A request failed")
+                self.fail()
 
     def take_body(self) -> bytes:
         """Hand the whole body over to the caller."""

@@ -128,7 +128,7 @@ def choose(facts: RequestFacts, source: Member | None) -> Decision:
         return _choose_unread(facts)
     if api is None:
         model = facts.model = router.members.model(model.name)
-    is_looked_up = api is None or not facts.peek.skips_cache(api.is_chat)
+    is_looked_up = prompt.exact and (api is None or not facts.peek.skips_cache(api.is_chat))
     holder = None if facts.holder is None else _living_holder(facts)
     only = holder if holder is not None and holder in model.members else None
     tenant = _tenant(facts) if facts.admitted.key is not None or router.priorities is not None else None
@@ -143,7 +143,7 @@ def choose(facts: RequestFacts, source: Member | None) -> Decision:
     if decision.chosen is not None:
         member = hit.member = router.members.by_name[decision.chosen.name]
         hit.prediction = hit.predicted_at = None
-        if is_looked_up and prompt.exact and not decision.question.is_fetched:  # else it is reported elsewhere
+        if is_looked_up and not decision.question.is_fetched:  # else it is reported elsewhere
             hit.prediction = predict(prompt, decision, member.block_size, matches)
             hit.predicted_at = None if hit.prediction is None or member.feed is None else member.feed.moment()
         hit.index_doubt = router.doubt(member)

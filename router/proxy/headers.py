@@ -55,15 +55,6 @@ def lines(headers: Sequence[Header], dropped: frozenset[bytes]) -> bytes:
     return b"".join(kept) if named <= dropped else lines(headers, dropped | named)
 
 
-def passed_lines(headers: Sequence[Header], passed: frozenset[bytes]) -> bytes:
-    """The lines of a request's headers that go on, except those that any `connection` header names."""
-    if b"connection" in dict(headers):
-        options = [value.lower() for name, value in headers if name == b"connection"]
-        named = {part.strip() for value in options if value not in USUAL_OPTIONS for part in value.split(b",")}
-        passed = passed if named.isdisjoint(passed) else passed - named
-    return b"".join([name + b": " + value + b"\r\n" for name, value in headers if name in passed])
-
-
 def value_of(headers: Iterable[Header], wanted: bytes) -> bytes | None:
     for name, value in headers:
         if name == wanted:
@@ -101,11 +92,17 @@ def lines_to(
 ) -> bytes:
     """The header lines of a client's request for a replica, without those that frame its body.
 
-    The client's key goes along unless it is for the router, or the replica has a key of its own.
+    The client's key goes along unless it is for the router, or the replica has a key of its own. Those that any
+    `connection` header names do not.
     """
     if admitted.key is None and not admitted.shows_key and not member.server.key_line:
         passed = WITH_KEY[passed]
-    return passed_lines(headers, passed) + member.own_lines + admitted.id_line + more
+    if b"connection" in dict(headers):
+        options = [value.lower() for name, value in headers if name == b"connection"]
+        named = {part.strip() for value in options if value not in USUAL_OPTIONS for part in value.split(b",")}
+        passed = passed if named.isdisjoint(passed) else passed - named
+    kept = [b"%b: %b\r\n" % header for header in headers if header[0] in passed]
+    return b"".join((*kept, member.own_lines, admitted.id_line, more))
 
 
 # ---- the session, by the headers that coding agents send of their own accord

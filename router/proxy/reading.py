@@ -18,7 +18,7 @@ from api.openai_responses.named import NamedResponses, may_name, named_in
 from api.reading import media_type
 from api.tokens.tokenizer import ByteTokenizer
 from router.members.members import ServedModel
-from router.prompts.model_rewrites import NO_RULES, rewritten
+from router.prompts.model_rewrites import rewritten
 from router.prompts.prompt import (
     APPROXIMATE,
     BYTES_PER_TOKEN,
@@ -34,22 +34,23 @@ from router.prompts.prompt import (
 )
 from router.prompts.reading.client import QUICK_BODY_BYTES, is_quick
 from router.prompts.reading.messages import Found, Made, Make, Salt
+from router.prompts.tokens import QUICK_APPROXIMATE_BYTES
 from router.proxy.exchange import Exchange
 from router.proxy.headers import JSON_LINE, value_of
 from router.proxy.request import Request
 from router.proxy.responses import Made as MadeResponse
 from router.proxy.responses import checked
-from router.proxy.withheld import FORM, check_form, peek_withheld, withhold
+from router.proxy.withheld import FORM, check_form, peek_unless_withheld, withhold
 
 # Longer than any known model. For a model of unknown length, a longer prompt is matched approximately.
 LONGEST_TOKENS = 2**24
 MAX_NAMES = 10  # the names that an error lists
 
 
-def serve(request: Request, exchange: Exchange) -> None:
-    """Begin with the whole body, for the model that the request gets."""
+def rewrite(request: Request, exchange: Exchange) -> None:
+    """Begin with the whole body, for the model that the request gets by the rules."""
     rules = request.router.model_rewrites
-    if rules is not NO_RULES and not rules.is_empty:
+    if not rules.is_empty:
         if not is_quick(exchange.body):
             request.aside(partial(_rewrite_apart, request, exchange))
             return
@@ -58,7 +59,7 @@ def serve(request: Request, exchange: Exchange) -> None:
         except ApiError as error:
             request.refuse(error)
             return
-    _read(request, exchange)
+    read(request, exchange)
 
 
 async def _rewrite_apart(request: Request, exchange: Exchange) -> None:
@@ -67,10 +68,11 @@ async def _rewrite_apart(request: Request, exchange: Exchange) -> None:
         body = await asyncio.to_thread(rewritten, request.router.model_rewrites, exchange.body)
     exchange.aside = None
     exchange.replace_body(body)
-    _read(request, exchange)
+    read(request, exchange)
 
 
-def _read(request: Request, exchange: Exchange) -> None:
+def read(request: Request, exchange: Exchange) -> None:
+    """Begin with the whole body."""
     api, router = request.type.generation, request.router
     if api is None and not request.flow.is_single:  # a gateway sends no envelope
         found = APIS.get(request.type.api)
@@ -92,7 +94,10 @@ def _read(request: Request, exchange: Exchange) -> None:
             )
             request.aside(apart)
         elif api is not None:
-            request.body, peek, request.priority = peek_withheld(body, request.withheld)
+            peek = peek_unless_withheld(body)
+            if peek is None:
+                request.body, _, request.priority = withhold(body, request.withheld)
+                peek = read_peek(request.body)
             draft_generation(request, api, peek)
         else:
             if body:
@@ -144,6 +149,9 @@ def peek_into(api: GenerationApi, body: bytes, peek: Peek | None = None) -> Peek
 def _draft(request: Request, model: ServedModel, body: bytes, peek: Peek, salt: str | None) -> None:
     """Make the prompt: at once where that delays no other client, else on a thread."""
     tokens = model.tokens
+    if tokens.why_not is not None and len(body) <= QUICK_APPROXIMATE_BYTES:
+        request.prompted(tokens.approximate(peek, model.lora, salt))
+        return
     draft = partial(tokens.draft, request.type.api, body, peek, model.lora, salt, model.max_model_len)
     if not tokens.is_quick(body):
         request.router.in_thread(lambda: draft().finish(), len(body), request.made)
@@ -190,7 +198,7 @@ async def _join_conversation(request: Request, api: GenerationApi, exchange: Exc
             await request.router.responses.join(exchange, response_id, made[response_id], items)
     exchange.aside = None
     request.becomes(api)
-    _read(request, exchange)
+    read(request, exchange)
 
 
 async def _named(request: Request, body: bytes | bytearray) -> NamedResponses:

@@ -88,7 +88,8 @@ class Request(RequestFacts):
         self.peek, self.model_name, self.streams = peek, peek.model, bool(peek.stream)
         session = session_of(self.exchange.scope["headers"], peek.prompt_cache_key)
         self.session = None if session is None else session.key
-        model = self.model = self.router.members.model(peek.model)
+        members = self.router.members
+        model = self.model = members.models.get(peek.model) or members.model(peek.model)
         return model
 
     def prompted(self, prompt: Prompt | None) -> None:
@@ -136,8 +137,9 @@ class Request(RequestFacts):
             router.members.check_served(self.model_name)
         else:
             # The replicas may have changed: the present ones may make other tokens of the prompt.
-            prompt, model = self.prompt, router.members.model(self.peek.model)
-            self.model, tokens = model, model.tokens
+            prompt, members, name = self.prompt, router.members, self.peek.model
+            model = self.model = members.models.get(name) or members.model(name)
+            tokens = model.tokens
             assert isinstance(prompt, Prompt) and self.redraft is not None, "a generation is read"
             made_otherwise = tokens is not self._tokens_of_model or model.lora != prompt.lora
             if not flow.is_fresh and (made_otherwise or (prompt.exact and tokens.why_not is not None)):

@@ -15,7 +15,8 @@ from router.log_lines import Decided, Weighed
 from router.members.predictions import Predictions
 from router.members.tally import DECISION_S, Tally
 from router.placement.cost import INFINITE
-from router.placement.decision import Decision
+from router.placement.decision import COMPUTE, Decision
+from router.placement.prices import GPU
 from router.prompts.prompt import is_billed
 from router.responses import Considered, DecisionRecord, PrefillRecord
 from router.tenants.limits import NOTHING, Use
@@ -76,8 +77,10 @@ class RequestCounts:
         self.classes = ClassTotals()
 
 
-def count_request(tally: Tally, summary: RequestSummary, generation: "PredictedHit", keys: list[int]) -> None:
-    """Count a finished request, with these block keys, in the tally of its model at its replica."""
+def count_request(
+    tally: Tally, summary: RequestSummary, generation: "PredictedHit", keys: list[int], block_size: int
+) -> None:
+    """Count a finished request, with the keys of its blocks of this size, in the tally of its model at its replica."""
     member, prompt = generation.member, generation.prompt
     assert member is not None, "it is one of its tallies"
     status = summary.exchange.status
@@ -87,15 +90,23 @@ def count_request(tally: Tally, summary: RequestSummary, generation: "PredictedH
     if (ttft_s := summary.ttft_s) is not None:
         tally.first_token_s.observe(ttft_s)
     tally.prompt_tokens += prompt.all_tokens
-    tally.matched_tokens += int(generation.decision.question.matched.get(member.slot, 0))
-    for portion in generation.decision.chosen_portions:
-        tally.source_tokens[portion.source] = tally.source_tokens.get(portion.source, 0) + portion.tokens
+    decision, question, sources = generation.decision, generation.decision.question, tally.source_tokens
+    matched = question.matched.get(member.slot, 0)
+    tally.matched_tokens += int(matched)
+    if decision.portions:
+        for portion in decision.portions:
+            sources[portion.source] = sources.get(portion.source, 0) + portion.tokens
+    else:  # nothing was to be brought
+        if (on_gpu := min(matched, question.tokens - 1)) > 0:
+            sources[GPU] = sources.get(GPU, 0) + on_gpu
+        computed = question.tokens - on_gpu + question.further_tokens
+        sources[COMPUTE] = sources.get(COMPUTE, 0) + computed
     tally.billed += is_billed(generation.prompt.peek)
     if cached := summary.used.cached:
         tally.cached_tokens += cached
         tally.saved_s += _saved_s(summary, generation)
     salt = None if prompt.salt is None else (generation.prompt.peek.model, prompt.salt)
-    tally.sent(keys, generation.block_size or prompt.approximate_block_tokens, salt)
+    tally.sent(keys, block_size or prompt.approximate_block_tokens, salt)
     predicted, reported_tokens = generation.prediction, generation.reported_tokens
     if predicted is not None and reported_tokens is not None and generation.is_comparable and not summary.resumes:
         tally.blocks_predicted += predicted.blocks
@@ -223,9 +234,9 @@ def past_decision(summary: RequestSummary, generation: "PredictedHit") -> PastDe
         prefill=None if summary.prefill is None else prefill_record(summary.prefill),
     )
     # The costs include the effects.
-    return PastDecision(
-        outcome, decision if decision.effects is None else replace(decision, effects=None), decision.harms_s()
-    )
+    if decision.effects is None:
+        return PastDecision(outcome, decision)
+    return PastDecision(outcome, replace(decision, effects=None), decision.harms_s())
 
 
 # ---- notes for the request log

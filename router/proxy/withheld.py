@@ -13,7 +13,7 @@ from msgspec import Raw
 
 from api.errors import invalid, quoted
 from engines import PROFILES
-from router.prompts.prompt import UNREADABLE, Peek, lenient, read_peek, unreadable
+from router.prompts.prompt import UNREADABLE, Peek, lenient, unreadable
 
 # An engine reads KV from where these say; with `pass_kv_transfer_params` clients may set them.
 TRANSFER = tuple(name for engine in PROFILES.values() for name in engine.transfer_fields)
@@ -42,22 +42,6 @@ def withhold(body: bytes | bytearray, names: Collection[str]) -> tuple[bytes, st
     except UNREADABLE as error:
         raise unreadable(error) from None
     model = asked.model if isinstance(asked.model, str) else None
-    kept, priority = _without(body, asked, names)
-    return kept, model, priority
-
-
-def peek_withheld(body: bytes, names: Collection[str]) -> tuple[bytes, Peek, int | None]:
-    """The body without these fields, and the fields that the router reads, in one reading where nothing is odd."""
-    try:
-        peek: Any = _decode_peek(body)
-    except UNREADABLE:
-        body, _, priority = withhold(body, names)
-        return body, read_peek(body), priority
-    body, priority = _without(body, peek, names)
-    return body, peek, priority
-
-
-def _without(body: bytes | bytearray, asked: Any, names: Collection[str]) -> tuple[bytes, int | None]:
     ordered = asked.priority is not None and PRIORITY in names
     priority: int | None = lenient(asked.priority, int) if ordered else None
     kept: Any = body
@@ -66,7 +50,16 @@ def _without(body: bytes | bytearray, asked: Any, names: Collection[str]) -> tup
         others = {name: _within(name, value, names) for name, value in fields.items() if name not in names}
         if others != fields:
             kept = msgspec.json.encode(others)
-    return kept, priority
+    return kept, model, priority
+
+
+def peek_unless_withheld(body: bytes) -> Peek | None:
+    """The fields that the router reads, in one reading; None if that fails, or if a field may have to be withheld."""
+    try:
+        peek: Any = _decode_peek(body)
+    except UNREADABLE:
+        return None
+    return peek if peek.priority is None and _reserved_in(peek) == _NONE_RESERVED else None
 
 
 def _within(name: str, value: Raw, names: Collection[str]) -> Raw:

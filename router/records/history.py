@@ -70,7 +70,8 @@ class History:
             self.recent.add(RecentPrompt(peek.model, size, keys, summary.arrived_s, text, lookahead))
         if member is not None:
             usual_keys = generation.prompt.keys(size) if lookahead else keys
-            count_request(member.tally(peek.model), summary, generation, usual_keys)
+            tally = member.tallies.get(peek.model) or member.tally(peek.model)
+            count_request(tally, summary, generation, usual_keys, size)
             if generation.prediction is not None:
                 compare(self._predictions, summary, generation, keys)
         half = None if summary.prefill is None else summary.prefill.hit

@@ -56,11 +56,15 @@ class Wire(asyncio.Transport):
 
     def __init__(self) -> None:
         super().__init__()
+        self.protocol: Any = None
         self.written: list[bytes] = []
         self._socket = socket.socket()  # for options to be set
 
     def write(self, data: Any) -> None:
         self.written.append(data)
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self.protocol = protocol
 
     def is_closing(self) -> bool:
         return False
@@ -108,7 +112,9 @@ class FrontOnWires:
         member.describe(Facts(spec=spec, models=("m",)), Rank(spec))
         member.health.probed(True, "", self.router.now_s())
         connection = Connection(member.upstream)
-        connection.connection_made(Wire())
+        wire = Wire()
+        wire.set_protocol(connection)
+        connection.connection_made(wire)
         member.upstream.release(connection)
         return connection
 
@@ -122,7 +128,7 @@ class FrontOnWires:
                 writes += len(wire.written)
                 wire.written.clear()
                 for piece in answer:
-                    connection.data_received(piece)
+                    wire.protocol.data_received(piece)
         assert self.client.written, "the request got no answer"
         writes += len(self.client.written)
         self.client.written.clear()

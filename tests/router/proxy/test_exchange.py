@@ -138,7 +138,7 @@ async def test_a_failure_of_our_own_is_logged_and_says_nothing_of_its_cause(
 ) -> None:
     async with served(named("a")) as running, connect(running.port) as client:
         with monkeypatch.context() as broken:
-            broken.setattr(running.router.members, "model", None)  # nothing that could be asked for does this
+            broken.setattr(running.router.placement, "question", None)  # nothing that could be asked for does this
             for path in (CHAT, "/v1/embeddings"):
                 answer = await client.post(path, chat())
                 assert (answer.status, answer.error["code"]) == (500, "internal_error")
