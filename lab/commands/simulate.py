@@ -13,6 +13,8 @@ from fleet.display import progress
 from lab.commands.common import check_options, counting, given_options
 from lab.incident import replay as incident
 from lab.simulation import comparison
+from lab.simulation.arena import tournament
+from lab.simulation.arena.rules import RULES
 from lab.simulation.comparison import BOUNDS, compared
 from lab.simulation.settings import Settings
 from lab.trace.formats import read_trace
@@ -30,7 +32,7 @@ SECONDS = FiniteRange(min=0, max=1e6)
 
 
 NEEDS = {"sources": "recording"}
-EXCLUDES = [("speed", "load"), ("optimistic", "events")]
+EXCLUDES = [("speed", "load"), ("optimistic", "events"), ("speed", "arena"), ("no_bounds", "arena")]
 
 
 def fleet_option(flag: str, metavar: str, help: str, field: str, kind: click.ParamType[Any]) -> Callable[[F], F]:
@@ -47,7 +49,8 @@ def fleet_option(flag: str, metavar: str, help: str, field: str, kind: click.Par
 @fleet_option("--decode-rate", "R", "Tokens/s of one answer.", "decode_tokens_per_s", RATE)
 @option("--load", "RHO", "Change the pace: prompts arrive at RHO x N x R tokens/s, cached or not.", type=PACE)
 @option("--speed", "X", "Change the pace: X times as fast as the trace.", type=PACE)
-@option("--policy", "P,...", f"Of {', '.join(POLICIES)}.  [default: {USUAL}]")
+@option("--policy", "P,...", f"Of {', '.join((*POLICIES, *RULES))}.  [default: {USUAL}]")
+@click.option("--arena", is_flag=True, help="Other projects' policies, too, for 4, 8 and 16 replicas at three loads.")
 @option("--coarsen", "K", "Blocks K times as large.", show_default=False, type=COUNT, default=1)
 @option("--block-tokens", "N", "Block size of the trace, if the file does not have it.", type=COUNT)
 @option("--jitter", "S", "Delay each arrival by up to S seconds.", show_default=False, type=SECONDS, default=0.0)
@@ -68,6 +71,7 @@ def simulate(
     load: float | None,
     speed: float | None,
     policy: str | None,
+    arena: bool,
     coarsen: int,
     block_tokens: int | None,
     jitter: float,
@@ -95,6 +99,12 @@ def simulate(
     pooled    one cache as large as all together, one queue, N prefills at once
     ideal     the same with an unlimited cache
 
+    With --arena each line sums up fleets and loads: shares by arithmetic means, times by geometric ones.
+
+    \b
+    closed    share of the way from round-robin's mean to that of pooled; at least: where it is smallest
+    ahead     fleets and loads where the mean is lower than that of cost
+
     With --recording (of warmroute events record) and --requests (of warmroute router --request-log) an incident is
     replayed: the router's own code makes every logged decision again, with the same information, and compares; with
     --policy P as P would have made it. Exit status: 0 all are the same, 1 some are not.
@@ -103,12 +113,14 @@ def simulate(
     Examples:
       warmroute simulate --trace conversation.jsonl --replicas 8 --load 0.9
       warmroute simulate --trace requests.log --policy cost,prefix --jitter 0.3 --seeds 4
+      warmroute simulate --trace conversation.jsonl --arena
       warmroute simulate --recording incident.wre --requests requests.jsonl
     """
     policies = tuple(dict.fromkeys((policy or USUAL).split(",")))
+    known = POLICIES if recording or log else (*POLICIES, *RULES)
     for name in policies:
-        if name not in POLICIES:
-            raise Unusable(f"--policy: {name!r} is not one of {', '.join(POLICIES)}; name one of them")
+        if name not in known:
+            raise Unusable(f"--policy: {name!r} is not one of {', '.join(known)}; name one of them")
     if recording is not None or log is not None:
         if recording is None or log is None:
             raise Unusable("a replay needs both: --recording FILE and --requests LOG")
@@ -139,14 +151,26 @@ def simulate(
         settings.check(trace)
     except ValueError as error:
         raise Unusable(f"--capacity-tokens: {error}") from error
+    if (why := too_short(trace)) is not None:
+        click.echo(f"Note: {why}", err=True)
+    if arena:
+        sizes = [settings.replicas] if "replicas" in given_options() else tournament.REPLICAS
+        loads = tournament.LOADS if load is None else [load]
+        runs = tournament.runs_of(sizes, loads, policies if policy else tournament.POLICIES)
+        with progress("simulating", len(runs)) as tell:
+            found = tournament.outcomes(trace, settings, runs, tell, seeds=seeds, jitter_s=jitter)
+        summary = tournament.standings(found, settings.closed_loop)
+        text = tournament.lines(trace, settings, found, summary)
+        click.echo(
+            msgspec.json.encode(tournament.as_json(trace, settings, found, summary)) if as_json else "\n".join(text)
+        )
+        return
     if load is not None:
         trace = at_rate(trace, load * settings.replicas * settings.prefill_tokens_per_s)
     elif speed is not None:
         trace = sped_up(trace, speed)
-    if (why := too_short(trace)) is not None:
-        click.echo(f"Note: {why}", err=True)
-    runs = seeds * (len(policies) + (0 if no_bounds else len(BOUNDS)))
-    with counting("simulating", runs * len(trace.requests)) as on_request:
+    simulations = seeds * (len(policies) + (0 if no_bounds else len(BOUNDS)))
+    with counting("simulating", simulations * len(trace.requests)) as on_request:
         rows = compared(
             trace, settings, policies, seeds=seeds, jitter_s=jitter, bounds=not no_bounds, on_request=on_request
         )

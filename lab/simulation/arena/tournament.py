@@ -1,0 +1,131 @@
+"""All policies over fleets of several sizes at several loads, and how near each comes to the pooled bound."""
+
+import os
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from math import exp, log
+from multiprocessing import get_context
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from msgspec.structs import asdict, replace
+
+from api.process.lifeline import die_with_parent
+from lab.simulation.arena.rules import RULES
+from lab.simulation.comparison import Outcome, compared, duration
+from lab.simulation.settings import Settings
+from lab.trace.requests import Trace, at_rate
+from lab.writing import UNKNOWN, aligned
+
+WORST, BOUND, OURS = "round-robin", "pooled", "cost"
+IN_ORDER = "cost, in order"  # replicas compute in order of arrival, as they do for the others
+POLICIES = ("least-loaded", OURS, IN_ORDER, *RULES)
+REPLICAS = (4, 8, 16)
+LOADS = (0.6, 0.9, 1.2)
+LEAST_S = 1e-6  # a mean of no time at all has no logarithm
+
+
+class Run(NamedTuple):
+    replicas: int
+    load: float
+    policy: str
+
+
+class Standing(NamedTuple):
+    """One policy over all fleets and loads: arithmetic means of shares, geometric ones of times."""
+
+    hit_rate: float
+    ttft_mean_s: float
+    ttft_p99_s: float
+    session_mean_s: float | None  # in a closed loop
+    closed: float | None  # share of the way from round-robin's mean to the bound's; None: there is none
+    least_closed: float | None
+    ahead: int  # fleets and loads in which its mean is lower than that of `cost`
+
+
+def runs_of(sizes: Sequence[int], loads: Sequence[float], policies: Sequence[str]) -> list[Run]:
+    """The runs of these policies, of round-robin, `cost` and the bound."""
+    names = dict.fromkeys((WORST, OURS, *policies, BOUND))
+    return [Run(size, load, name) for size in sizes for load in loads for name in names]
+
+
+def outcomes(
+    trace: Trace, settings: Settings, runs: Sequence[Run], on_run: Callable[[int], None], **repeats: Any
+) -> dict[Run, Outcome]:
+    """Simulate the runs on all processors. `repeats`: seeds and jitter, as in `compared`."""
+    at_rate(trace, 1.0)  # it raises here, not in a worker, if the trace has no rate
+    found: dict[Run, Outcome] = {}
+    with get_context("spawn").Pool(min(os.cpu_count() or 1, len(runs)), _begin, [os.getpid()]) as pool:
+        for run, one in zip(runs, pool.imap(partial(outcome, trace, settings, repeats), runs), strict=True):
+            found[run] = one
+            on_run(len(found))
+    return found
+
+
+def _begin(parent_pid: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
+    die_with_parent(parent_pid)
+
+
+def outcome(trace: Trace, settings: Settings, repeats: dict[str, Any], run: Run) -> Outcome:
+    policy = OURS if run.policy == IN_ORDER else run.policy
+    # No other router holds requests back, so none does here, and all requests count.
+    settings = replace(settings, replicas=run.replicas, replica_limit=0, ranked=run.policy != IN_ORDER)
+    paced = at_rate(trace, run.load * run.replicas * settings.prefill_tokens_per_s)
+    is_bound = policy == BOUND
+    return compared(paced, settings, [] if is_bound else [policy], bounds=is_bound, **repeats)[0].mean
+
+
+def standings(found: dict[Run, Outcome], is_closed_loop: bool) -> dict[str, Standing]:
+    """Sum up; the mean that counts is that of sessions in a closed loop, else of times to first token."""
+
+    def mean_s(run: Run, policy: str) -> float:
+        one = found[run._replace(policy=policy)]
+        return one.session_mean_s if is_closed_loop and one.session_mean_s is not None else one.ttft_mean_s
+
+    told = {}
+    for policy in dict.fromkeys(run.policy for run in found):
+        runs = {run: one for run, one in found.items() if run.policy == policy}
+        gaps = [(mean_s(run, WORST) - mean_s(run, BOUND), mean_s(run, WORST) - mean_s(run, policy)) for run in runs]
+        closed = [own / gap for gap, own in gaps if gap > 0]
+        told[policy] = Standing(
+            fmean(one.hit_rate for one in runs.values()),
+            _geometric(one.ttft_mean_s for one in runs.values()),
+            _geometric(one.ttft_p99_s for one in runs.values()),
+            _geometric(mean_s(run, policy) for run in runs) if is_closed_loop else None,
+            fmean(closed) if closed else None,
+            min(closed, default=None),
+            sum(mean_s(run, policy) < mean_s(run, OURS) for run in runs),
+        )
+    return told
+
+
+def _geometric(values: Iterable[float]) -> float:
+    return exp(fmean(log(max(value, LEAST_S)) for value in values))
+
+
+# ---- as text and as JSON
+
+
+def lines(trace: Trace, settings: Settings, found: dict[Run, Outcome], told: dict[str, Standing]) -> Iterator[str]:
+    sizes, loads = (" ".join(dict.fromkeys(f"{run[at]:g}" for run in found)) for at in (0, 1))
+    yield f"{trace.name}: {len(trace.requests):,} requests, {trace.input_tokens:,} input tokens"
+    yield f"Fleets of {sizes} replicas, each {settings.capacity_tokens:,} tokens of cache, at loads {loads}"
+    yield ""
+    table = [["policy", "hits", "TTFT mean", "p99", "session", "closed", "at least", "ahead"]]
+    for policy, one in told.items():
+        session = "" if one.session_mean_s is None else f"{one.session_mean_s:,.0f} s"
+        shares = [UNKNOWN if share is None else f"{share:.1%}" for share in (one.closed, one.least_closed)]
+        table.append([policy, f"{one.hit_rate:.1%}", duration(one.ttft_mean_s), duration(one.ttft_p99_s), session])
+        table[-1] += [*shares, "" if policy in (OURS, BOUND) else f"{one.ahead} of {len(found) // len(told)}"]
+    yield from aligned([cell for at, cell in enumerate(row) if at != 4 or settings.closed_loop] for row in table)
+
+
+def as_json(trace: Trace, settings: Settings, found: dict[Run, Outcome], told: dict[str, Standing]) -> dict[str, Any]:
+    return {
+        "trace": {"name": trace.name, "requests": len(trace.requests), "input_tokens": trace.input_tokens},
+        "settings": asdict(settings),
+        "policies": {policy: one._asdict() for policy, one in told.items()},
+        "runs": [{**run._asdict(), **asdict(one)} for run, one in found.items()],
+    }
