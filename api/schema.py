@@ -11,9 +11,7 @@ from api.messages.answers import MessageAnswer, TokenCount
 from api.messages.requests import CountTokensRequest, MessagesRequest
 from api.openai.engine_requests import (
     DetokenizeRequest,
-    LoadAdapterRequest,
     TokenizeRequest,
-    UnloadAdapterRequest,
 )
 from api.openai.requests import MAX_PROMPTS, UNSUPPORTED, ChatRequest, CompletionRequest, Tool
 from api.openai_responses.answers import DeletedResponse, ResponseAnswer
@@ -29,8 +27,6 @@ REQUESTS: tuple[type[Struct], ...] = (
     ResponsesRequest,
     TokenizeRequest,
     DetokenizeRequest,
-    LoadAdapterRequest,
-    UnloadAdapterRequest,
 )
 ANSWERS: tuple[type[Struct], ...] = (
     Completion,

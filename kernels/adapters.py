@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby, pairwise
 from typing import NamedTuple
-from weakref import ref
 
 import numpy as np
 import torch
@@ -71,21 +70,20 @@ def blank(tables: int, slots: int, device: torch.device) -> Tensor:
 
 
 class Table:
-    """One product's changes by slot, which belong to whoever loaded them; slot 0 has none."""
+    """One product's changes by slot; slot 0 has none."""
 
     def __init__(self, numbers: Tensor, even: int = 1) -> None:
         """`even` divides the columns where the product's projections begin and end."""
         self.numbers = numbers
         self.even = even
-        self._changes: list[ref[Change] | None] = [None] * len(numbers)
+        self._changes: list[Change | None] = [None] * len(numbers)
 
     def change(self, slot: int) -> Change | None:
-        held = self._changes[slot]
-        return None if held is None else held()
+        return self._changes[slot]
 
     def put(self, slot: int, change: Change | None) -> list[int]:
         """Return what is to be written into the slot's numbers."""
-        self._changes[slot] = None if change is None else ref(change)
+        self._changes[slot] = change
         if change is None or change.weight is None:
             return [0] * NUMBERS
         numbers = [change.ranks, _address(change.weight)]

@@ -62,8 +62,6 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     gpu_memory_utilization: float = 0.9  # native, on a GPU: of its memory, whoever takes the rest
     graphs: bool = True  # native, on a GPU: of steps that only decode
     lora_modules: tuple[LoraModule, ...] = ()  # native: to load at the start
-    loads_adapters: bool = False  # native: more may be loaded later
-    max_loras: int = 16  # native: adapters that may be loaded at a time
     simulated: SimulatedConfig = SimulatedConfig()
     eos_token_ids: tuple[int, ...] = ()
     vocabulary: tuple[int, int] = (0, 256)  # simulated: tokens are drawn from this half-open range
@@ -110,7 +108,6 @@ class ReplicaConfig(Struct, frozen=True, kw_only=True):
     port: int = 8001  # 0: any free one
     tokenizer: str | None = None  # a directory or tokenizer.json; None: bytes (simulated only)
     chat_template: str | None = None  # a file; None: the tokenizer's own
-    lora_dir: str | None = None  # adapters below this folder may be loaded by clients; None: none may
     tool_call_parser: ToolFormat = "auto"
     reasoning_parser: ReasoningFormat = "auto"
     simulated_answers: tuple[AnswerRule, ...] = ()

@@ -81,21 +81,6 @@ class Reset(Struct, tag="reset"):
     id: int
 
 
-class LoadAdapter(Struct, tag="load_adapter"):
-    """Read an adapter's folder beside the steps; answered by AdapterChanged."""
-
-    id: int
-    name: str
-    folder: str
-
-
-class UnloadAdapter(Struct, tag="unload_adapter"):
-    """Take no more requests for an adapter; answered by AdapterChanged, while its last requests go on."""
-
-    id: int
-    name: str
-
-
 class Stop(Struct, tag="stop"):
     """End now. Whoever drains waits for its requests first."""
 
@@ -136,11 +121,6 @@ class Refused(Struct, tag="refused"):
 class ResetDone(Struct, tag="reset_done"):
     id: int
     done: bool
-
-
-class AdapterChanged(Struct, tag="adapter_changed"):
-    id: int
-    error: str = ""  # empty: it is done
 
 
 class PoolSnapshot(Struct):
@@ -253,20 +233,15 @@ class Hello(Struct, tag="hello"):
     kv_layout: str = ""  # its blocks are of use to replicas with the same one
 
 
-ToEngine: TypeAlias = Learn | SubmitAll | Cancel | Reset | LoadAdapter | UnloadAdapter | Stop
+ToEngine: TypeAlias = Learn | SubmitAll | Cancel | Reset | Stop
 
 
 class Loading(Struct, tag="loading"):
     """The engine's process is connected, and begins to load; sent once, before Hello."""
 
 
-FromEngine: TypeAlias = Outputs | Refused | ResetDone | AdapterChanged | Stats | Hello | Loading
+FromEngine: TypeAlias = Outputs | Refused | ResetDone | Stats | Hello | Loading
 
 encode: Callable[[ToEngine | FromEngine], bytes] = msgspec.msgpack.Encoder().encode
 decode_to_engine: Callable[[bytes], ToEngine] = msgspec.msgpack.Decoder(ToEngine).decode
 decode_from_engine: Callable[[bytes], FromEngine] = msgspec.msgpack.Decoder(FromEngine).decode
-
-
-def reason_of(error: Exception) -> str:
-    """Return an exception's text as it can be sent: names of files in it need not be text."""
-    return (str(error) or repr(error)).encode("utf-8", "backslashreplace").decode()

@@ -27,7 +27,6 @@ from replica.config import EngineConfig
 from replica.disk.file import DiskFile, open_disk_file
 from replica.engine.engine import Engine
 from replica.grammar.compilations import Compilations
-from replica.lora.shelf import Shelf
 from replica.model.sizing import GIGABYTE
 from replica.neighbours.connection import NeighbourConfig
 from replica.neighbours.reader import Reader
@@ -71,10 +70,7 @@ def main(arguments: Sequence[str]) -> int:
                 stack.callback(reader.close)
             if mover is not None:
                 stack.callback(mover.close)
-            shelf = None if runner.adapters is None else Shelf(runner.adapters, config.max_loras)
-            if shelf is not None:
-                stack.callback(shelf.close)
-            engine = Engine(config, runner, clock, mover, shelf)
+            engine = Engine(config, runner, clock, mover)
             neighbours = None
             if reader is not None:
                 assert isinstance(mover, ThreadedMover) and config.kv_read is not None, "there is KV memory"
@@ -235,8 +231,7 @@ class Loop:
         while not orphaned(self.parent_pid):
             # Take what has come; with nothing to compute, wait for it, or for the next report.
             wait_s = 0.0 if self.engine.busy else self._report_at_s - self._now_s()
-            works_beside = self.compilations or (self.engine.shelf is not None and self.engine.shelf.is_reading)
-            if self.engine.only_loads or (works_beside and not self.engine.busy):
+            if self.engine.only_loads or (self.compilations and not self.engine.busy):
                 wait_s = BESIDE_POLL_S
             while not self.stopped and (ready := dict(self._poller.poll(max(0, round(wait_s * 1000))))):
                 if self.socket in ready:
@@ -272,7 +267,6 @@ class Loop:
             refused = compiled if isinstance(compiled, messages.Refused) else self.engine.submit_all(*compiled)
             if refused is not None:
                 self._send(refused)
-        self._settle_adapters()
         if self.engine.busy:
             outputs = self.engine.step()
             if outputs:
@@ -328,23 +322,8 @@ class Loop:
             if self.publisher is not None:
                 self.publisher.publish(self.engine.take_events())
             self._send(messages.ResetDone(message.id, done))
-        elif isinstance(message, messages.LoadAdapter | messages.UnloadAdapter):
-            self._settle_adapters()  # an adapter may have left in the last step
-            shelf = self.engine.shelf
-            if shelf is None:
-                changed: messages.AdapterChanged | None = messages.AdapterChanged(
-                    message.id, "this engine computes with no adapters"
-                )
-            else:
-                changed = shelf.load(message) if isinstance(message, messages.LoadAdapter) else shelf.unload(message)
-            if changed is not None:  # or when it has been read
-                self._send(changed)
         elif isinstance(message, messages.Stop):
             self.stopped = True
-
-    def _settle_adapters(self) -> None:
-        for changed in self.engine.settle_adapters():
-            self._send(changed)
 
     def _send(self, message: messages.FromEngine) -> None:
         self.socket.send(messages.encode(message))

@@ -1,13 +1,11 @@
-"""The requests of engines that the OpenAI API does not have: about tokens and adapters."""
+"""The requests of engines that the OpenAI API does not have: about tokens."""
 
-from typing import Annotated, Any
+from typing import Any
 
-from msgspec import Meta, Struct, field
+from msgspec import Struct, field
 
 from api.errors import invalid
 from api.openai.requests import (
-    NO_CONTROL_CODES,
-    AdapterName,
     Messages,
     Nullable,
     TokenId,
@@ -39,17 +37,6 @@ class TokenizeRequest(Struct, kw_only=True):
             raise invalid(f"{found}; send one of them", "prompt")
         if self.messages is not None:
             check_conversation(self.messages, self.add_generation_prompt, bool(self.continue_final_message))
-
-
-class LoadAdapterRequest(Struct, kw_only=True):
-    """A LoRA adapter to serve from now on, as a model of this name."""
-
-    lora_name: AdapterName
-    lora_path: Annotated[str, Meta(max_length=4096, pattern=NO_CONTROL_CODES)]
-
-
-class UnloadAdapterRequest(Struct, kw_only=True):
-    lora_name: AdapterName
 
 
 class DetokenizeRequest(Struct, kw_only=True):

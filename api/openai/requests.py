@@ -79,9 +79,7 @@ Count: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_INT)]
 Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
 Seed: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 LONGEST_NAME = 256
-NO_CONTROL_CODES = r"^[^\x00-\x1f\x7f]+$"
 Identifier: TypeAlias = Annotated[str, Meta(max_length=LONGEST_NAME)]
-AdapterName: TypeAlias = Annotated[str, Meta(max_length=LONGEST_NAME, pattern=NO_CONTROL_CODES)]
 StopString: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024)]
 Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool"]
 

@@ -287,20 +287,10 @@ class BlockPool:
             keys: list[Hash] = [self._names.keys[block] for block in slots.tolist()]
             self._events.append(BlockRemoved(keys, MEDIUM))
 
-    def forget_other_adapter(self, lora_name: str, lora_digest: str) -> bool:
-        """Forget what another adapter of this name has left; False, and nothing done, while any of it is used."""
-        slots = self._contents.of_other_adapter(lora_name, lora_digest)
-        own = slots[slots < self.num_blocks]
-        if self._many_references[own].any():
-            return False
-        if self.retention.idle:
-            self._queue.append(self.retention.end(own))
-        self._queue.remove(own.tolist())
-        self._evict(own, keep=False)
-        self._queue.prepend(own)
+    def forget_other_adapter(self, lora_name: str, lora_digest: str) -> None:
+        """Forget what another adapter of this name has left below; nothing has been computed yet."""
         if self.lower is not None:
-            self.lower.drop(slots[slots >= self.num_blocks].tolist())
-        return True
+            self.lower.drop(self._contents.of_other_adapter(lora_name, lora_digest).tolist())
 
     def reset(self) -> bool:
         """Forget everything; refused (False) while any block is in use."""

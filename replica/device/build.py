@@ -111,8 +111,9 @@ def load(config: EngineConfig, accelerator: Accelerator) -> Loaded:
 
 
 def limits_of(config: EngineConfig) -> Limits:
-    adapters = config.max_loras if config.lora_modules or config.loads_adapters else 0
-    return Limits(config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len, adapters)
+    return Limits(
+        config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len, adapters=len(config.lora_modules)
+    )
 
 
 def kernels_for(choice: ChosenAttention, shape: KvShape) -> tuple[Pointwise, Draw]:

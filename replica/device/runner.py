@@ -78,7 +78,7 @@ class DeviceRunner:
         self._drawn = torch.zeros(limits.requests, dtype=torch.int64, device=accelerator.device)
         self._sizes: dict[tuple[bool, bool], tuple[int, ...]] = {}  # each kind's numbers of rows, in ascending order
         self._pool = accelerator.pool()
-        self._slots = Slots(model.adapters, limits.adapters, accelerator.device) if limits.adapters else None
+        self._slots = Slots(model.adapters, accelerator.device) if limits.adapters else None
         self._masks = Masks(limits.requests, self.vocab_size, accelerator)
         self._received = [accelerator.host_bytes(self._drawn.nbytes).view(torch.int64) for _ in range(2)]  # take turns
         self._drawers: dict[int, int] = {}  # requests that drew a token in the last step, and its place
@@ -133,7 +133,7 @@ class DeviceRunner:
         adapters = list(dict.fromkeys(name for name in names if name is not None))
         tiles, fits_graph = NO_TILES, not adapters
         if self._slots is not None:
-            of_each = [-1 if name is None else self._slots.of(name) for name in names]
+            of_each = [-1 if name is None else self._slots.numbers[name] for name in names]
             tiles = cut(np.repeat(np.array(of_each, np.int32), [scheduled.tokens for scheduled in ordered]))
             fits_graph = not adapters or self._slots.room(adapters) <= ROOM
         size = None

@@ -21,7 +21,7 @@ class Limits(NamedTuple):
     rows: int
     requests: int
     tokens: int
-    adapters: int = 0  # loaded at a time
+    adapters: int = 0
 
     @property
     def largest(self) -> Counts:

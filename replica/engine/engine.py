@@ -7,7 +7,6 @@ results of that one are waited for; with any other, each step is committed at on
 from array import array
 from collections import deque
 from collections.abc import Sequence
-from itertools import chain as chain_of
 from typing import NamedTuple
 
 import numpy as np
@@ -22,9 +21,7 @@ from replica.config import EngineConfig
 from replica.engine.rates import Speed, StepLimit, Window
 from replica.engine.scheduler import Batch, QueueFull, Scheduler, TooLong
 from replica.grammar.matcher import Matcher
-from replica.lora.shelf import Shelf
 from replica.messages import (
-    AdapterChanged,
     DiskCounters,
     Output,
     Refused,
@@ -53,14 +50,14 @@ class Flight(NamedTuple):
 class Engine:
     """One model's requests. Submits and cancels are made between steps."""
 
-    def __init__(
-        self, config: EngineConfig, runner: Runner, clock: Clock, mover: Mover | None = None, shelf: Shelf | None = None
-    ) -> None:
+    def __init__(self, config: EngineConfig, runner: Runner, clock: Clock, mover: Mover | None = None) -> None:
         self.config = config
         self.runner = runner
         self.clock = clock
         self.mover = mover  # None: there is no medium below the pool
-        self.shelf = shelf  # None: names of adapters only name blocks
+        self._digests: dict[str, str] | None = None  # of adapters' files; None: names of adapters only name blocks
+        if runner.adapters is not None:
+            self._digests = {name: adapter.digest for name, adapter in runner.adapters.loaded.items()}
         events = config.events is not None
         self.pool = BlockPool(
             config.num_blocks,
@@ -76,7 +73,7 @@ class Engine:
         self.pool.expire(clock.now_s())
         if mover is not None and self.pool.lower is not None:
             self.pool.lower.restore(mover.recover())
-        for name, digest in self._digests.items():
+        for name, digest in (self._digests or {}).items():
             self.pool.forget_other_adapter(name, digest)
         self.speed = Speed()
         self.scheduler = Scheduler(self.pool, config, Judgement(self._pays_off, self.speed.prefill_s))
@@ -123,9 +120,9 @@ class Engine:
             message = f"token id {highest} is not in the model's vocabulary of {self.runner.vocab_size} tokens"
             return Refused(submit.id, "invalid", message)
         lora_digest = ""
-        if submit.lora_name is not None and self.shelf is not None:
+        if submit.lora_name is not None and self._digests is not None:
             if submit.lora_name not in self._digests:
-                return Refused(submit.id, "invalid", f"the adapter {submit.lora_name!r} is not loaded (any more)")
+                return Refused(submit.id, "invalid", f"the adapter {submit.lora_name!r} is not loaded")
             lora_digest = self._digests[submit.lora_name]
         self._arrivals += 1
         chain = Chain(
@@ -267,19 +264,6 @@ class Engine:
     def expire_retention(self) -> None:
         """End what has not been used for its time; to be called a few times a second."""
         self.pool.expire(self.clock.now_s())
-
-    # ---- adapters
-
-    @property
-    def _digests(self) -> dict[str, str]:
-        return {} if self.shelf is None else self.shelf.digests
-
-    def settle_adapters(self) -> list[AdapterChanged]:
-        """Between steps: let go of what has been unloaded, and take what has been read."""
-        if self.shelf is None or not self.shelf.waits:
-            return []
-        requests = chain_of(self.scheduler.requests.values(), self.scheduler.transfers.requests)
-        return self.shelf.settle(self.pool, {request.chain.lora_name for request in requests})
 
     def take_events(self) -> list[KnownEvent]:
         events = self.pool.take_events()

@@ -13,7 +13,7 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 from starlette.types import Scope
 
 from api.errors import ApiError, draining, unauthorized
@@ -31,9 +31,7 @@ from api.messages.requests import CountTokensRequest, MessagesRequest
 from api.native import FRAMES_TYPE
 from api.openai.engine_requests import (
     DetokenizeRequest,
-    LoadAdapterRequest,
     TokenizeRequest,
-    UnloadAdapterRequest,
 )
 from api.openai.requests import ChatRequest, CompletionRequest, read
 from api.openai.sampling import SamplingDefaults, sampling_defaults
@@ -45,7 +43,6 @@ from api.responses import ChatCompletion, Completion, DetokenizedPrompt, Model, 
 from replica.config import ReplicaConfig
 from replica.grammar.checker import Checker
 from replica.grammar.vocabulary import packed_vocabulary
-from replica.http.adapters import Adapters
 from replica.http.conversation_forms import Conversation, StoredResponses, form_of
 from replica.http.document import ONE_MODEL, ONE_RESPONSE, TITLE, Documented, document
 from replica.http.engine_client import EngineClient
@@ -60,7 +57,6 @@ log = logging.getLogger(__name__)
 
 DONE = {"status": "ok"}
 TOKENIZE_BYTES = 4 * 1024 * 1024  # the limit for /tokenize and /detokenize, whose answers are several times as long
-ADAPTER_BYTES = 64 * 1024  # the limit for a body that names an adapter
 SILENCE_LIMIT_S = 2.0  # the engine reports four times a second
 
 
@@ -77,14 +73,13 @@ class Endpoints:
         self.formats = answer_formats(
             prompts.tokenizer, prompts.templates, config.tool_call_parser, config.reasoning_parser
         )
-        named = {module.name for module in config.engine.lora_modules}
-        self.adapters = Adapters(engine, self.model, named, config.lora_dir)
+        self.adapters = sorted(module.name for module in config.engine.lora_modules)
         self.reader = Reader(
             prompts,
             self.model,
             config.max_body_bytes,
             Bodies(config.max_bodies_bytes),
-            self.adapters.names,
+            frozenset(self.adapters),
             parses_calls=self.formats.tools is not None,
         )
         self.checker = Checker(self._vocabulary, self.metrics.constraint_limits)
@@ -183,7 +178,7 @@ class Endpoints:
     # ---- tokens and models
 
     async def models(self, request: Request) -> Response:
-        names = [self.model, *sorted(self.adapters.names)]
+        names = [self.model, *self.adapters]
         return json_response(listed([self._model(name) for name in names], request.headers))
 
     async def model_named(self, request: Request) -> Response:
@@ -241,16 +236,6 @@ class Endpoints:
 
     # ---- operation
 
-    async def load_lora_adapter(self, request: Request) -> Response:
-        self._open()
-        async with self.reader.body(request, ADAPTER_BYTES) as body:
-            return PlainTextResponse(await self.adapters.load(body))
-
-    async def unload_lora_adapter(self, request: Request) -> Response:
-        self._open()
-        async with self.reader.body(request, ADAPTER_BYTES) as body:
-            return PlainTextResponse(await self.adapters.unload(body))
-
     async def reset_prefix_cache(self, _: Request) -> Response:
         self._open()
         if not await self.engine.reset():
@@ -272,7 +257,7 @@ class Endpoints:
         hello, stats = self.engine.hello, self.engine.stats
         load = {
             "model": self.model,
-            "adapters": sorted(self.adapters.names) if self.adapters.names or self.config.lora_dir else None,
+            "adapters": self.adapters or None,
             "ready": hello is not None and not self.metrics.draining and self.engine.silent_s <= SILENCE_LIMIT_S,
             "draining": self.metrics.draining,
             "tokenizer": self.prompts.tokenizer.name,
@@ -307,7 +292,7 @@ class Endpoints:
         return await documents.file(request.path_params["file"], request.scope["path"])
 
     async def openapi(self, _: Request) -> Response:
-        return await documents.openapi(partial(document, ROUTES, (self.model, *sorted(self.adapters.names))))
+        return await documents.openapi(partial(document, ROUTES, (self.model, *self.adapters)))
 
 
 # ---- routes
@@ -339,8 +324,6 @@ ROUTES = (
     _route(POST, "/detokenize", CLIENT, Endpoints.detokenize, DetokenizeRequest, DetokenizedPrompt),
     _route(GET, "/tokenizer_info", CLIENT, Endpoints.tokenizer_info),
     _route(POST, "/reset_prefix_cache", CLIENT, Endpoints.reset_prefix_cache),
-    _route(POST, "/v1/load_lora_adapter", CLIENT, Endpoints.load_lora_adapter, LoadAdapterRequest),
-    _route(POST, "/v1/unload_lora_adapter", CLIENT, Endpoints.unload_lora_adapter, UnloadAdapterRequest),
     _route(GET, "/health", ANYONE, Endpoints.health),
     _route(GET, "/ready", ANYONE, Endpoints.ready),
     _route(GET, "/metrics", ANYONE, Endpoints.expose_metrics),

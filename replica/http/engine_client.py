@@ -264,17 +264,7 @@ class EngineClient:
         answer: messages.ResetDone = await self._ask(messages.Reset(self.new_id()))
         return answer.done
 
-    async def load_adapter(self, name: str, folder: str) -> str:
-        """Load a LoRA adapter; return why it could not be, or nothing."""
-        answer: messages.AdapterChanged = await self._ask(messages.LoadAdapter(self.new_id(), name, folder))
-        return answer.error
-
-    async def unload_adapter(self, name: str) -> str:
-        """Let no more requests have this adapter; return why not, or nothing."""
-        answer: messages.AdapterChanged = await self._ask(messages.UnloadAdapter(self.new_id(), name))
-        return answer.error
-
-    async def _ask(self, question: messages.Reset | messages.LoadAdapter | messages.UnloadAdapter) -> Any:
+    async def _ask(self, question: messages.Reset) -> Any:
         if self._death.done():
             raise EngineDied(self._death.result())
         answer = self._asked[question.id] = self._loop.create_future()
@@ -332,7 +322,7 @@ class EngineClient:
                     if stream is not None:
                         stream.open.discard(id)
                         stream.fail(EngineRefused(message))
-                case messages.ResetDone(id) | messages.AdapterChanged(id):
+                case messages.ResetDone(id):
                     asked = self._asked.pop(id, None)
                     if asked is not None and not asked.done():
                         asked.set_result(message)

@@ -50,7 +50,7 @@ class Reader:
     ) -> None:
         self.prompts = prompts
         self.model = model
-        self.adapters = adapters  # names that may be asked for beside the model's; they change
+        self.adapters = adapters  # names that may be asked for beside the model's
         self.max_body_bytes = max_body_bytes
         self.bodies = bodies
         self._threads = ThreadPoolExecutor(THREADS, "tokenize")
@@ -133,7 +133,7 @@ class Reader:
             raise unknown_model(name, [self.model, *sorted(self.adapters)])
 
     def adapter(self, name: str | None) -> str | None:
-        """The adapter that this name of a model means, loaded or not: the engine refuses one that has gone since."""
+        """The adapter that this name of a model means."""
         return None if name == self.model else name
 
     def _parse(

@@ -1,57 +1,38 @@
 """The adapters that a device computes with, each in a slot of tables that kernels and graphs read."""
 
-from collections.abc import Callable, Collection
-from weakref import ref
+from collections.abc import Collection
 
 import torch
 from torch import Tensor
 
 from kernels.adapters import ROOM, Table, Tiles, blank
 from kernels.pointwise import Pointwise
-from replica.lora.adapter import Adapter, Adapters, Place
+from replica.lora.adapter import Adapters, Place
 
 NONE = 0  # the slot of an adapter that changes nothing
 ANY = ""  # its name, which none that is loaded has
 
 
 class Slots:
-    """Adapters come into a slot when a step first has rows of them, and stay while they are loaded."""
-
-    def __init__(self, adapters: Adapters, most: int, device: torch.device) -> None:
-        """`most`: adapters that may be loaded at a time."""
+    def __init__(self, adapters: Adapters, device: torch.device) -> None:
+        loaded = adapters.loaded
         places = [(layer, place) for place in Place for layer in range(adapters.layers)]
-        self._numbers = blank(len(places), 1 + most, device)
+        numbers = blank(len(places), 1 + len(loaded), device)
         self.tables = {
-            (layer, place): Table(numbers, adapters.evenness[place])
-            for (layer, place), numbers in zip(places, self._numbers, strict=True)
+            (layer, place): Table(row, adapters.evenness[place])
+            for (layer, place), row in zip(places, numbers, strict=True)
         }
-        self._adapters = adapters
-        # An adapter that is unloaded gives its memory back at once. Its slot has no rows from then on.
-        self._held: list[Callable[[], Adapter | None]] = [lambda: None] * (1 + most)
+        self.numbers = {name: slot for slot, name in enumerate(loaded, 1)} | {ANY: NONE}
+        for slot, adapter in enumerate(loaded.values(), 1):
+            numbers[:, slot] = torch.tensor([self.tables[each].put(slot, adapter.changes.get(each)) for each in places])
+        self._rooms = {name: adapter.room for name, adapter in loaded.items()}
 
     def room(self, names: Collection[str]) -> int:
         """Return the room for ranks that a step with these adapters needs, or a graph's if that is more.
 
         A step with `ANY` rehearses one with the widest.
         """
-        loaded = self._adapters.loaded
-        return max([ROOM, *(loaded[name].room for name in (loaded if ANY in names else names))])
-
-    def of(self, name: str) -> int:
-        """Return the adapter's slot, which it takes now if it has none."""
-        if name == ANY:
-            return NONE
-        adapter = self._adapters.loaded[name]
-        for slot, held in enumerate(self._held):
-            if held() is adapter:
-                return slot
-        there = {id(one) for one in self._adapters.loaded.values()}
-        free = next(slot for slot in range(1, len(self._held)) if id(self._held[slot]()) not in there)
-        self._held[free] = ref(adapter)
-        # The device's order puts it behind the steps that may still read the slot.
-        numbers = [table.put(free, adapter.changes.get(where)) for where, table in self.tables.items()]
-        self._numbers[:, free] = torch.tensor(numbers)
-        return free
+        return max([ROOM, *(self._rooms[name] for name in (self._rooms if ANY in names else names))])
 
 
 class SlottedRows:

@@ -31,7 +31,6 @@ ONLY_FOR = {
     "kv_bytes_per_token": "simulated",
     "simulated_answers": "simulated",
     "disk_kv": "native",
-    "lora_dir": "native",
     "lora_modules": "native",
 }
 
@@ -113,7 +112,6 @@ def config_from(ctx: click.Context) -> ReplicaConfig:
         },
         **_vocabulary(tokenizer, model),
         "lora_modules": _lora_modules(values),
-        "loads_adapters": values["lora_dir"] is not None,
         **_tiers(values, model),
         "kv_read": _kv_read(values),
     }
@@ -191,8 +189,6 @@ def _lora_modules(values: Mapping[str, Any]) -> list[LoraModule]:
         if not Path(folder).is_dir():
             raise Unusable(f"--lora-modules {given}: {folder!r} is not a folder; give one with adapter_config.json")
         found[name] = str(Path(folder).absolute())
-    if len(found) > values["max_loras"]:
-        raise Unusable(f"--lora-modules names {len(found)} adapters; give --max-loras {len(found)}, or fewer adapters")
     return [LoraModule(*one) for one in found.items()]
 
 

@@ -149,13 +149,6 @@ SETTINGS: dict[str, list[Setting]] = {
             "Serve the LoRA adapter in this folder, as peft saves it, as a model of this name. May be repeated.",
             multiple=True,
         ),
-        http(
-            "lora_dir",
-            click.Path(exists=True, file_okay=False),
-            "DIR",
-            "Let clients load the adapters below this folder, and unload any, while the replica runs.",
-        ),
-        engine("max_loras", COUNT, "N", "Adapters that may be loaded at a time."),
     ],
     "HTTP": [
         http("host", TEXT, "HOST", "The address to listen on."),

@@ -177,7 +177,6 @@ def native_facts(spec: ReplicaSpec, body: bytes) -> Facts | None:
         spec=completed,
         models=(answer.model, *sorted(adapters)),
         adapters=adapters,
-        changes_adapters=answer.adapters is not None,
         tokenizer=answer.tokenizer,
         total_blocks=answer.pool.total or None,
         draining=answer.draining,

@@ -8,9 +8,7 @@ from msgspec import Struct
 from api.messages.requests import CountTokensRequest, MessagesRequest
 from api.openai.engine_requests import (
     DetokenizeRequest,
-    LoadAdapterRequest,
     TokenizeRequest,
-    UnloadAdapterRequest,
 )
 from api.openai.requests import ChatRequest, CompletionRequest
 from api.openai_responses.requests import ResponsesRequest
@@ -43,8 +41,6 @@ REQUIRED: dict[type[Struct], dict[str, Any]] = {
     ResponsesRequest: {"model": "demo", "input": "Hello"},
     TokenizeRequest: {"prompt": "Hello"},
     DetokenizeRequest: {"tokens": [1, 2]},
-    LoadAdapterRequest: {"lora_name": "sql", "lora_path": "adapters/sql"},
-    UnloadAdapterRequest: {"lora_name": "sql"},
 }
 
 JSON = st.recursive(

@@ -165,7 +165,7 @@ WALKS = {
 }
 
 ELSEWHERE = {
-    "docs/adapters.md": "needs an adapter; tests/replica/lora has some, and loads, asks for and unloads them",
+    "docs/adapters.md": "needs an adapter; tests/replica/lora has some, and asks for them",
     "docs/benchmarks.md": "takes an hour; tests/bench has a small run of each part",
     "docs/coming-from.md": "starts a router of others; tests/docs/test_coming_from.py checks what it says of ours",
     "docs/fleet-file.md": "the file asks for GPUs; tests/fleet/test_plan_file.py reads the very file",

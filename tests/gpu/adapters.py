@@ -27,7 +27,7 @@ def run(place: Place, table: Table) -> None:
             LoraModule(name, str(write_adapter(Path(folder) / name, read_config(model), rank, rank, 0.15)))
             for name, rank in RANKS.items()
         ]
-        changes: dict[str, Any] = {"lora_modules": tuple(modules), "max_loras": len(modules)}
+        changes: dict[str, Any] = {"lora_modules": tuple(modules)}
         expected = answers(native(model, device="cpu", threads=place.threads, **changes))
         others: dict[str, Any] = {"no graphs": {"graphs": False}, "chunks": {"max_num_batched_tokens": 23}}
         for what, other in {"graphs": {}, **others}.items():

@@ -17,7 +17,6 @@ from events.blocks import pack_tokens
 from replica.build import build
 from replica.config import EngineConfig
 from replica.engine.engine import Engine
-from replica.lora.shelf import Shelf
 from replica.messages import Output, Sampling, Submit, TokenLogprobs
 from replica.model.config import read_config
 from replica.process import make_mover
@@ -104,8 +103,7 @@ def native(folder: Path, **changes: Any) -> Engine:
 
 def engine_of(config: EngineConfig, runner: Runner) -> Engine:
     """Put the same parts around a runner as a replica's process does."""
-    shelf = None if runner.adapters is None else Shelf(runner.adapters, config.max_loras)
-    return Engine(config, runner, WallClock(), make_mover(config, runner, WallClock(), None), shelf)
+    return Engine(config, runner, WallClock(), make_mover(config, runner, WallClock(), None))
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The native engine computes adapters as peft does, whatever stands beside in a batch or in the cache."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,20 +9,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from events.blocks import pack_tokens
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored
 from replica.cache.chain import Chain
 from replica.cache.moves import Pull
 from replica.config import LoraModule
 from replica.engine.engine import Engine
-from replica.messages import Sampling, Submit
 from replica.neighbours.messages import encode
 from replica.neighbours.reader import read_of
 from replica.neighbours.source import chain_of
 from tests.events.processes import wait_until
 from tests.replica.device.hosts import HostAccelerator, on_device
 from tests.replica.lora.adapters import ADAPTERS, adapted_logits, saved_adapter
-from tests.replica.lora.loading import load, shelf_of, unload
 from tests.replica.models import VOCABULARY, Answer, finish, native, saved, submit
 from tests.replica.neighbours.replicas import neighbour_config
 
@@ -145,47 +142,7 @@ def test_an_answer_goes_on_where_another_replica_stopped(folder: Path) -> None:
     assert finish(engine)[1].token_ids == whole.token_ids[5:]
 
 
-# ---- loaded and unloaded while requests run
-
-
-@pytest.fixture
-def engine(folder: Path) -> Iterator[Engine]:
-    made = engine_with(folder, max_loras=2, events="tcp://127.0.0.1:0", host_blocks=64)
-    yield made
-    shelf_of(made).close()
-
-
-def refusal(engine: Engine, name: str) -> str:
-    refused = engine.submit(Submit(1, pack_tokens(prompt(20)), Sampling(max_tokens=1), lora_name=name))
-    assert refused is not None
-    assert refused.reason == "invalid"
-    return refused.message
-
-
-def test_it_is_loaded_and_unloaded_while_the_engine_runs(engine: Engine, folder: Path) -> None:
-    tokens = prompt(40)
-    assert "not loaded" in refusal(engine, "a")
-    assert load(engine, "a", saved_adapter(MODEL, "all", folder)) == ""
-    (answer,) = answers(engine, [("a", tokens)])
-    assert_is_peft(MODEL, "all", tokens, answer)
-    assert unload(engine, "a") == ""
-    assert "not loaded" in refusal(engine, "a")
-    assert "loaded are: none" in unload(engine, "a")
-
-
-def test_a_request_that_runs_keeps_the_adapter_that_it_began_with(engine: Engine, folder: Path) -> None:
-    tokens, path = prompt(40), saved_adapter(MODEL, "all", folder)
-    load(engine, "a", path)
-    submit(engine, 1, tokens, lora_name="a")
-    first = engine.step()
-    assert unload(engine, "a") == ""
-    assert "still run" in load(engine, "a", saved_adapter(MODEL, "attention", folder))
-    answer = Answer()
-    for output in [*first, *(output for _ in range(40) for output in engine.step())]:
-        answer.add(output)
-    assert_is_peft(MODEL, "all", tokens, answer)
-    engine.settle_adapters()
-    assert load(engine, "a", saved_adapter(MODEL, "attention", folder)) == ""
+# ---- caches
 
 
 def resident(engine: Engine, known: set[object]) -> set[object]:
@@ -198,22 +155,6 @@ def resident(engine: Engine, known: set[object]) -> set[object]:
         else:
             assert not isinstance(event, AllBlocksCleared)
     return known
-
-
-def test_another_adapter_of_the_same_name_gets_nothing_that_is_cached(engine: Engine, folder: Path) -> None:
-    tokens, known = prompt(67), set[object]()
-    submit(engine, 1, tokens)
-    finish(engine)
-    of_model = len(resident(engine, known))
-    for adapter in ("all", "attention", "all"):
-        assert load(engine, "a", saved_adapter(MODEL, adapter, folder)) == ""
-        assert len(resident(engine, known)) == of_model, "blocks of the other adapter are still announced"
-        for cached in (0, 66):
-            (answer,) = answers(engine, [("a", tokens)])
-            assert answer.cached_tokens == cached
-            assert_is_peft(MODEL, adapter, tokens, answer)
-        unload(engine, "a")
-        engine.check()
 
 
 def is_written(engine: Engine) -> bool:
@@ -248,34 +189,6 @@ def test_blocks_on_a_disk_are_those_of_the_files_not_of_the_name(folder: Path, t
     announced, cached = first_answer("all")
     assert (announced > 0, cached) == (True, 64)
     assert first_answer("attention") == (0, 0)
-
-
-def test_no_folder_ends_the_engine(engine: Engine, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(*_: object) -> None:
-        raise KeyError("a surprise")
-
-    assert engine.runner.adapters is not None
-    monkeypatch.setattr(engine.runner.adapters, "read", read)
-    assert "a surprise" in load(engine, "a", folder)
-    assert "not loaded" in refusal(engine, "a")
-
-
-def test_what_a_neighbour_reads_is_not_forgotten_by_halves(engine: Engine, folder: Path) -> None:
-    tokens, other = prompt(67), saved_adapter(MODEL, "attention", folder)
-    load(engine, "a", saved_adapter(MODEL, "all", folder))
-    answers(engine, [("a", tokens)])
-    digest = shelf_of(engine).digests["a"]
-    unload(engine, "a")
-    chain = Chain(tokens, 16, MODEL, lora_name="a", lora_digest=digest)
-    read = engine.pool.match(chain).blocks[1:3]
-    assert len(read) == 2
-    engine.pool.touch(read)
-    assert "neighbours still read" in load(engine, "a", other)
-    assert len(engine.pool.match(chain).blocks) == 4, "nothing is forgotten"
-    engine.pool.release(read)
-    assert load(engine, "a", other) == ""
-    for cached in (0, 66):
-        assert answers(engine, [("a", tokens)])[0].cached_tokens == cached
 
 
 def test_a_neighbour_is_asked_for_blocks_of_the_same_files() -> None:

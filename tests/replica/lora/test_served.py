@@ -17,8 +17,7 @@ from tests.router.loopback import until
 from tests.router.scripted import Served, connect, served
 
 MODEL = "qwen3"
-LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
-HERE = {"host": "localhost"}  # an administrator, as no key is demanded
+ADAPTERS = {"first": "attention", "sql": "all"}
 PROMPT = list(range(20, 90))
 
 
@@ -32,9 +31,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def replicas(folder: Path) -> Iterator[list[Native]]:
-    """Each has one adapter from the start, and may load more."""
-    options = [*SMALL, "--events", "--events-port", 0, "--lora-dir", folder, "--max-loras", 3, "--log-level", "info"]
-    options += ["--lora-modules", f"first={saved_adapter(MODEL, 'attention', folder)}"]
+    options = [*SMALL, "--events", "--events-port", 0, "--log-level", "info"]
+    for name, adapter in ADAPTERS.items():
+        options += ["--lora-modules", f"{name}={saved_adapter(MODEL, adapter, folder)}"]
     with native(saved(MODEL, folder), *options) as one, native(saved(MODEL, folder), *options) as other:
         yield [one, other]
 
@@ -49,17 +48,13 @@ def assert_is_peft(adapter: str, prompt: Sequence[int], choice: Any) -> None:
     assert choice["token_ids"] == said.argmax(-1).tolist()
 
 
-def change(replica: Native, path: str, name: str, folder: str | None = None) -> Any:
-    return replica.post(path, {"lora_name": name} | ({} if folder is None else {"lora_path": folder}))
-
-
 def names_at(replica: Native) -> dict[str, str | None]:
     """The models that it lists, and those that they are adapters of."""
     return {model["id"]: model.get("parent") for model in replica.get("/v1/models").json["data"]}
 
 
 def test_it_is_asked_for_as_a_model(replica: Native) -> None:
-    assert names_at(replica) == {"model": None, "first": "model"}
+    assert names_at(replica) == {"model": None, "first": "model", "sql": "model"}
     assert replica.get("/v1/models/first").json["parent"] == "model"
     answer = replica.post("/v1/completions", completion(PROMPT, model="first"))
     assert answer.json["model"] == "first"
@@ -71,40 +66,6 @@ def test_it_is_asked_for_as_a_model(replica: Native) -> None:
     assert '"first"' in unknown.error["message"]
 
 
-def test_it_is_loaded_and_unloaded_at_run_time(replica: Native) -> None:
-    done = change(replica, LOAD, "sql", f"{MODEL} all")
-    assert (done.status, done.body) == (200, b"Success: LoRA adapter 'sql' added successfully.")
-    assert names_at(replica) == {"model": None, "first": "model", "sql": "model"}
-    assert_is_peft("all", PROMPT, replica.post("/v1/completions", completion(PROMPT, model="sql")).json["choices"][0])
-    gone = change(replica, UNLOAD, "sql")
-    assert (gone.status, gone.body) == (200, b"Success: LoRA adapter 'sql' removed successfully.")
-    assert replica.post("/v1/completions", completion(PROMPT, model="sql")).status == 404
-    replica.check()
-
-
-@pytest.mark.parametrize(
-    ("name", "path", "status", "said"),
-    [
-        ("x", "../elsewhere", 400, "not below"),
-        ("x", "/etc", 400, "not below"),
-        ("x", "a/../../elsewhere", 400, "not below"),
-        ("x", "missing", 400, "no adapter_config.json"),
-        ("x", MODEL, 400, "no adapter_config.json"),
-        ("first", f"{MODEL} all", 400, "loaded already"),
-        ("model", f"{MODEL} all", 400, "own name"),
-        ("", f"{MODEL} all", 400, "lora_name"),
-        ("a\nb", f"{MODEL} all", 400, "lora_name"),
-        ("x" * 257, f"{MODEL} all", 400, "lora_name"),
-        ("x", "a\0b", 400, "lora_path"),
-    ],
-)
-def test_what_cannot_be_loaded_is_refused(replica: Native, name: str, path: str, status: int, said: str) -> None:
-    answer = change(replica, LOAD, name, path)
-    assert answer.status == status
-    assert said in answer.error["message"]
-    assert names_at(replica) == {"model": None, "first": "model"}
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -113,7 +74,6 @@ def test_what_cannot_be_loaded_is_refused(replica: Native, name: str, path: str,
         (["sql=missing"], "is not a folder"),
         (["model=."], "given twice"),
         (["a=.", "a=."], "given twice"),
-        ([f"n{number}=." for number in range(17)], "--max-loras 17"),
     ],
 )
 def test_mistakes_at_the_start_are_explained(folder: Path, options: list[str], said: str) -> None:
@@ -122,14 +82,6 @@ def test_mistakes_at_the_start_are_explained(folder: Path, options: list[str], s
     assert status != 0
     assert said in explained
     assert "Traceback" not in explained
-
-
-def test_a_replica_whose_adapters_are_fixed_says_so(folder: Path) -> None:
-    with native(saved(MODEL, folder), *SMALL) as fixed:
-        for path in (LOAD, UNLOAD):
-            answer = change(fixed, path, "sql", "sql")
-            assert (answer.status, answer.error["code"]) == (400, "adapters_fixed")
-        assert fixed.get("/load").json["adapters"] is None
 
 
 # ---- behind a router
@@ -142,7 +94,7 @@ async def routed(replicas: list[Native]) -> AsyncIterator[Served]:
         yield running
 
 
-async def test_a_router_loads_it_everywhere_and_predicts_its_hits(replicas: list[Native]) -> None:
+async def test_a_router_predicts_its_hits(replicas: list[Native]) -> None:
     asked = PROMPT[::-1]
     async with routed(replicas) as running, connect(running.port) as client:
 
@@ -157,11 +109,9 @@ async def test_a_router_loads_it_everywhere_and_predicts_its_hits(replicas: list
         def is_known(blocks: int) -> bool:
             return known() == blocks
 
-        done = await client.post(LOAD, {"lora_name": "sql", "lora_path": f"{MODEL} all"}, **HERE)
-        assert (done.status, [one["has_it"] for one in done.json["replicas"]]) == (200, [True, True])
         await until(known, "the events are followed")
         before = known()
-        for stored, (name, adapter) in enumerate((("sql", "all"), ("first", "attention"))):
+        for stored, (name, adapter) in enumerate(ADAPTERS.items()):
             for again in range(2):
                 wanted = before + 5 * (stored + again)
                 await until(partial(is_known, wanted), "all events have come")
@@ -174,6 +124,3 @@ async def test_a_router_loads_it_everywhere_and_predicts_its_hits(replicas: list
         assert [one.predicted_cached_tokens for one in decisions] == [0, 64, 0, 64]
         assert [one.reported_cached_tokens for one in decisions] == [0, 69, 0, 69], "and the beginning of a block"
         assert [one.chosen for one in decisions[::2]] == [one.chosen for one in decisions[1::2]]
-        gone = await client.post(UNLOAD, {"lora_name": "sql"}, **HERE)
-        assert (gone.status, [one["has_it"] for one in gone.json["replicas"]]) == (200, [False, False])
-        assert (await client.post("/v1/completions", completion(asked, model="sql"))).status == 404

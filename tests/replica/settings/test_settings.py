@@ -34,7 +34,6 @@ DERIVED = {
     "engine.disk_kv",
     "engine.events",
     "engine.kv_read",
-    "engine.loads_adapters",
     "engine.lora_modules",
     "engine.replay",
     "engine.status",
@@ -44,7 +43,6 @@ DERIVED = {
     "simulated_answers",
     "tokenizer",
 }
-OF_NATIVE = ("engine", "lora_dir")
 OTHER_VALUES = {"text": "x", "model": "x", "integer range": 7, "float range": 0.5, "boolean": False}
 
 
@@ -127,7 +125,7 @@ def test_a_setting_arrives_by_flag_environment_and_file(setting: Setting, tmp_pa
     if setting.type is click.BOOL and setting.flag:
         flag = [setting.option if value else f"--no-{setting.option[2:]}"]
     (tmp_path / "c.toml").write_text(f"{setting.key} = {toml(value)}")
-    base: tuple[str, ...] = BASE if setting.key not in OF_NATIVE else ("--model", model_folder(tmp_path))
+    base: tuple[str, ...] = BASE if setting.key != "engine" else ("--model", model_folder(tmp_path))
     if setting.key in ("curve_clients", "curve_any_client"):
         (tmp_path / "secret").touch()
         base += ("--curve-secret", str(tmp_path / "secret"))
