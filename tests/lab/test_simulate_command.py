@@ -68,10 +68,10 @@ def test_the_arena_has_a_line_for_every_policy_and_the_pooled_bound(path: Path) 
     assert result.exit_code == 0, result.output
     head, *rows = [line.split() for line in result.stdout.splitlines()[3:]]
     assert head == ["policy", "hits", "TTFT", "mean", "p99", "closed", "at", "least", "ahead"]
-    assert [row[0] for row in rows] == ["round-robin", "cost", "sglang", "pooled"]
+    assert [row[0] for row in rows] == ["round-robin", "cost", "cost-in-order", "sglang", "pooled"]
     assert [row[-2:] for row in (rows[0], rows[-1])] == [["of", "1"], ["100.0%", "100.0%"]]
     alone = answer(path, *some, "--no-bounds")["policies"]["sglang"]
-    assert rows[2][1:3] == [f"{alone['hit_rate']:.1%}", f"{alone['ttft_mean_s']:.2f}"]
+    assert rows[3][1:3] == [f"{alone['hit_rate']:.1%}", f"{alone['ttft_mean_s']:.2f}"]
 
 
 def test_an_interrupted_arena_leaves_no_process_behind(path: Path) -> None:

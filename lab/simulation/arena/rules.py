@@ -209,18 +209,14 @@ def _lowest(costs: Sequence[float], chance: Random) -> int:
     return chance.choice([index for index, cost in enumerate(costs) if cost == least])
 
 
-def _plain(rule: Choose) -> Callable[[], Choose]:
-    return lambda: rule
-
-
 RULES: dict[str, Callable[[], Choose]] = {  # each makes a rule for one run
-    "lmetric": _plain(lmetric),
-    "lmetric-queue": _plain(partial(lmetric, counts_queue=True)),
+    "lmetric": lambda: lmetric,
+    "lmetric-queue": lambda: partial(lmetric, counts_queue=True),
     "dualmap": DualMap,
-    "sglang": _plain(sglang),
-    "vllm-router": _plain(vllm_router),
-    "vllm-router-hash": _plain(vllm_router_hash),
-    "dynamo": _plain(dynamo),
+    "sglang": lambda: sglang,
+    "vllm-router": lambda: vllm_router,
+    "vllm-router-hash": lambda: vllm_router_hash,
+    "dynamo": lambda: dynamo,
     "llm-d": LlmD,
-    "ray-serve": _plain(ray_serve),
+    "ray-serve": lambda: ray_serve,
 }

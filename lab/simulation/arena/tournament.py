@@ -2,11 +2,11 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from math import exp, log
+from math import nan
 from multiprocessing import get_context
-from statistics import fmean
+from statistics import fmean, geometric_mean
 from typing import Any, NamedTuple
 
 from msgspec.structs import asdict, replace
@@ -16,14 +16,13 @@ from lab.simulation.arena.rules import RULES
 from lab.simulation.comparison import Outcome, compared, duration
 from lab.simulation.settings import Settings
 from lab.trace.requests import Trace, at_rate
-from lab.writing import UNKNOWN, aligned
+from lab.writing import aligned
 
 WORST, BOUND, OURS = "round-robin", "pooled", "cost"
-IN_ORDER = "cost, in order"  # replicas compute in order of arrival, as they do for the others
+IN_ORDER = "cost-in-order"  # replicas compute in order of arrival, as they do for the others
 POLICIES = ("least-loaded", OURS, IN_ORDER, *RULES)
 REPLICAS = (4, 8, 16)
 LOADS = (0.6, 0.9, 1.2)
-LEAST_S = 1e-6  # a mean of no time at all has no logarithm
 
 
 class Run(NamedTuple):
@@ -39,14 +38,14 @@ class Standing(NamedTuple):
     ttft_mean_s: float
     ttft_p99_s: float
     session_mean_s: float | None  # in a closed loop
-    closed: float | None  # share of the way from round-robin's mean to the bound's; None: there is none
-    least_closed: float | None
+    closed: float  # share of the way from round-robin's mean to the bound's; not a number: there is none
+    least_closed: float
     ahead: int  # fleets and loads in which its mean is lower than that of `cost`
 
 
 def runs_of(sizes: Sequence[int], loads: Sequence[float], policies: Sequence[str]) -> list[Run]:
     """The runs of these policies, of round-robin, `cost` and the bound."""
-    names = dict.fromkeys((WORST, OURS, *policies, BOUND))
+    names = dict.fromkeys((WORST, OURS, IN_ORDER, *policies, BOUND))
     return [Run(size, load, name) for size in sizes for load in loads for name in names]
 
 
@@ -87,22 +86,18 @@ def standings(found: dict[Run, Outcome], is_closed_loop: bool) -> dict[str, Stan
     told = {}
     for policy in dict.fromkeys(run.policy for run in found):
         runs = {run: one for run, one in found.items() if run.policy == policy}
-        gaps = [(mean_s(run, WORST) - mean_s(run, BOUND), mean_s(run, WORST) - mean_s(run, policy)) for run in runs]
-        closed = [own / gap for gap, own in gaps if gap > 0]
+        ways = [(mean_s(run, WORST) - mean_s(run, policy), mean_s(run, WORST) - mean_s(run, BOUND)) for run in runs]
+        closed = [own_s / whole_s for own_s, whole_s in ways if whole_s > 0] or [nan]
         told[policy] = Standing(
             fmean(one.hit_rate for one in runs.values()),
-            _geometric(one.ttft_mean_s for one in runs.values()),
-            _geometric(one.ttft_p99_s for one in runs.values()),
-            _geometric(mean_s(run, policy) for run in runs) if is_closed_loop else None,
-            fmean(closed) if closed else None,
-            min(closed, default=None),
+            geometric_mean(one.ttft_mean_s for one in runs.values()),
+            geometric_mean(one.ttft_p99_s for one in runs.values()),
+            geometric_mean(mean_s(run, policy) for run in runs) if is_closed_loop else None,
+            fmean(closed),
+            min(closed),
             sum(mean_s(run, policy) < mean_s(run, OURS) for run in runs),
         )
     return told
-
-
-def _geometric(values: Iterable[float]) -> float:
-    return exp(fmean(log(max(value, LEAST_S)) for value in values))
 
 
 # ---- as text and as JSON
@@ -113,13 +108,13 @@ def lines(trace: Trace, settings: Settings, found: dict[Run, Outcome], told: dic
     yield f"{trace.name}: {len(trace.requests):,} requests, {trace.input_tokens:,} input tokens"
     yield f"Fleets of {sizes} replicas, each {settings.capacity_tokens:,} tokens of cache, at loads {loads}"
     yield ""
-    table = [["policy", "hits", "TTFT mean", "p99", "session", "closed", "at least", "ahead"]]
+    table = [["policy", "hits", "TTFT mean", "p99", "closed", "at least", "ahead", "session"]]
     for policy, one in told.items():
-        session = "" if one.session_mean_s is None else f"{one.session_mean_s:,.0f} s"
-        shares = [UNKNOWN if share is None else f"{share:.1%}" for share in (one.closed, one.least_closed)]
-        table.append([policy, f"{one.hit_rate:.1%}", duration(one.ttft_mean_s), duration(one.ttft_p99_s), session])
-        table[-1] += [*shares, "" if policy in (OURS, BOUND) else f"{one.ahead} of {len(found) // len(told)}"]
-    yield from aligned([cell for at, cell in enumerate(row) if at != 4 or settings.closed_loop] for row in table)
+        times = map(duration, (one.ttft_mean_s, one.ttft_p99_s))
+        shares = (f"{share:.1%}" for share in (one.closed, one.least_closed))
+        ahead = "" if policy in (OURS, BOUND) else f"{one.ahead} of {len(found) // len(told)}"
+        table.append([policy, f"{one.hit_rate:.1%}", *times, *shares, ahead, f"{one.session_mean_s or 0:,.0f} s"])
+    yield from aligned(row if settings.closed_loop else row[:-1] for row in table)
 
 
 def as_json(trace: Trace, settings: Settings, found: dict[Run, Outcome], told: dict[str, Standing]) -> dict[str, Any]:
