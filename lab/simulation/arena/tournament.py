@@ -55,14 +55,14 @@ def outcomes(
     """Simulate the runs on all processors. `repeats`: seeds and jitter, as in `compared`."""
     at_rate(trace, 1.0)  # it raises here, not in a worker, if the trace has no rate
     found: dict[Run, Outcome] = {}
-    with get_context("spawn").Pool(min(os.cpu_count() or 1, len(runs)), _begin, [os.getpid()]) as pool:
+    with get_context("spawn").Pool(min(os.cpu_count() or 1, len(runs)), begin_worker, [os.getpid()]) as pool:
         for run, one in zip(runs, pool.imap(partial(outcome, trace, settings, repeats), runs), strict=True):
             found[run] = one
             on_run(len(found))
     return found
 
 
-def _begin(parent_pid: int) -> None:
+def begin_worker(parent_pid: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     die_with_parent(parent_pid)
 
