@@ -12,8 +12,6 @@ from router.tenants.keys import Key
 Policy: TypeAlias = Literal["cost", "prefix", "least-loaded", "round-robin", "random", "session"]
 
 MEGABYTE = 10**6
-EXTENSION = "inference.networking.x-k8s.io"  # the Gateway API Inference Extension
-GROUPS = (EXTENSION, "llm-d.ai")
 
 
 class Kubernetes(Struct, frozen=True):
@@ -22,8 +20,6 @@ class Kubernetes(Struct, frozen=True):
     cluster: Cluster
     pods: str | None = None  # those with these labels
     pool: str | None = None  # those of this InferencePool
-    objectives: bool = False  # the pool's objectives set requests' classes
-    group: str = EXTENSION  # the API group of objectives
 
 
 class RouterConfig(Struct, frozen=True, kw_only=True):

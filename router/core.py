@@ -28,7 +28,6 @@ from router.proxy.retries import Budget, RetryBudget, Row
 from router.proxy.services import Waiter
 from router.records.history import History
 from router.tenants.admission import Admission
-from router.tenants.keys import Priorities
 from router.tenants.ledger import KeyTotals, Ledger
 from router.tenants.usage import UsageFile
 
@@ -57,8 +56,6 @@ class Router:
         self.predictions = Predictions(self._predicted_wrongly)
         self.placement = placement
         self.admission = admission
-        has_objectives = config.kubernetes is not None and config.kubernetes.objectives
-        self.priorities = Priorities() if has_objectives else None  # None: only keys have classes
         self.model_rewrites = NO_RULES
         self.rewriting = asyncio.Lock()  # one large body at a time
         self.retry_budget = RetryBudget()

@@ -24,7 +24,7 @@ def _leave_out(*keys: str) -> dict[str, str]:
 
 OWN_OF_ROUTER = {
     **_leave_out("replica", "replicas_file", "registry", "curve_server", "curve_secret", "die_with_parent"),
-    **_leave_out(*(f"kubernetes_{key}" for key in ("pods", "pool", "objectives", "namespace", "api"))),
+    **_leave_out(*(f"kubernetes_{key}" for key in ("pods", "pool", "namespace", "api"))),
     "host": "give `warmroute up` --host",
     "port": "give `warmroute up` --port",
     "workers": "the fleet's own router is one process; start another one with `warmroute router --registry`",

@@ -25,7 +25,7 @@ from qualification.kubernetes.real import (
 from router.config import Kubernetes
 from router.members.discovery.kubernetes import KubernetesWatch, PoolDiscovery
 from router.members.discovery.pods import pods_of
-from tests.router.kubernetes_api import OBJECTIVES, PODS, POOLS, SPACE, following, pod, pool, port
+from tests.router.kubernetes_api import PODS, POOLS, SPACE, following, pod, pool, port
 from tests.router.members.test_kubernetes_pods import NO_SELECTORS, SELECTORS
 from tests.router.scripted import CHAT, Scripted, Served, chat, connect, named, served
 
@@ -226,8 +226,7 @@ def test_selectors_are_refused_as_the_server_refuses_them(api: RealApi) -> None:
 def test_the_documented_role_is_enough_and_no_more(api: RealApi) -> None:
     with api.asking(ROUTER) as client:
         assert client.get(PODS).status_code == 200
-        for resource in (POOLS, OBJECTIVES):
-            assert client.get(resource).status_code in (200, 404)  # allowed; it may not be defined
+        assert client.get(POOLS).status_code in (200, 404)  # allowed; it may not be defined
         for resource in ("secrets", "configmaps", "serviceaccounts"):
             assert client.get(f"/api/v1/namespaces/{SPACE}/{resource}").status_code == 403
         assert client.get("/api/v1/namespaces/default/pods").status_code == 403

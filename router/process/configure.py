@@ -53,8 +53,7 @@ def config_of(given: Mapping[str, Any]) -> RouterConfig:
             if pool is not None:
                 check_name(pool)
             cluster = in_cluster(os.environ, namespace) if api is None else Cluster(api, namespace or "default")
-        has_objectives = bool(values["kubernetes_objectives"])
-        kubernetes = Kubernetes(cluster, pods, pool, has_objectives, values["kubernetes_group"])
+        kubernetes = Kubernetes(cluster, pods, pool)
     return RouterConfig(
         **nested_fields(TABLE, values),
         replicas=replicas,
@@ -98,8 +97,6 @@ def _check_together(values: Mapping[str, Any]) -> None:
     for key in ("kubernetes_namespace", "kubernetes_api"):
         if values[key] and not watched:
             raise Unusable(f"{_option(key)} is of no use alone; give {' or '.join(map(_option, KUBERNETES))} too")
-    if values["kubernetes_objectives"] and not values["kubernetes_pool"]:
-        raise Unusable("--kubernetes-objectives are those of a pool; give --kubernetes-pool too")
     if (values["curve_server"] is None) != (values["curve_secret"] is None):
         raise Unusable(
             "--curve-server and --curve-secret belong together: the file of the replicas' public key, "

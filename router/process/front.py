@@ -4,7 +4,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,6 @@ from router.members.counts import counts_of
 from router.members.discovery.desired import CombinedDiscovery, Discovery, StaticReplicas
 from router.members.discovery.kubernetes import KubernetesWatch, PoolDiscovery
 from router.members.discovery.pods import pods_of
-from router.members.discovery.pool import Objective, objectives_of
 from router.members.discovery.registry import RegistryDiscovery
 from router.members.feed import Feeds
 from router.members.members import Members
@@ -141,14 +140,6 @@ class Front:
             self._tasks.append(asyncio.create_task(self._watched_keys.run(self.router.admission.use)))
         if self._watched_rewrites is not None:
             self._tasks.append(asyncio.create_task(self._watched_rewrites.run(self._use_rewrites)))
-        kubernetes, priorities = self.config.kubernetes, self.router.priorities
-        if kubernetes is not None and kubernetes.pool is not None and priorities is not None:
-
-            def use(found: Mapping[str, Objective]) -> None:
-                priorities.of = {name: objective.priority for name, objective in found.items()}
-
-            objectives = objectives_of(kubernetes.cluster.namespace, kubernetes.pool, kubernetes.group)
-            self._tasks.append(asyncio.create_task(KubernetesWatch(kubernetes.cluster, objectives).run(use)))
         await self.router.ledger.save()  # this reads the day's use before this start
         self._tasks.append(asyncio.create_task(self.router.ledger.run()))
         if self.links is not None:

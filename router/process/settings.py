@@ -23,7 +23,7 @@ from api.process.settings import (
     Table,
 )
 from engines import PROFILES
-from router.config import EXTENSION, GROUPS, MEGABYTE, Policy, RouterConfig
+from router.config import MEGABYTE, Policy, RouterConfig
 from router.placement.elsewhere import Mode
 from router.process.setting_types import ADDRESS, CLIENT_PATH, ENDPOINT, SECRET, URL, Origin
 
@@ -64,10 +64,6 @@ SETTINGS: dict[str, list[Setting]] = {
             "Use the pods of this InferencePool (Gateway API Inference Extension, v1) as replicas, at its port.",
             metavar="NAME",
         ),
-        kubernetes_objectives=_row(
-            click.BOOL, "Give each request a class by the priority of the pool's InferenceObjective that it names."
-        ),
-        kubernetes_group=_key(click.Choice(GROUPS), "The API group of objectives.", default=EXTENSION, metavar="GROUP"),
         kubernetes_namespace=_row(
             TEXT, "Namespace of the pods or the pool.  [default: the router's own]", metavar="NAME"
         ),

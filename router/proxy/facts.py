@@ -24,6 +24,7 @@ from router.proxy.predicted_hit import PredictedHit, PrefillHalf
 from router.proxy.request_summary import Notes
 from router.proxy.services import Services
 from router.tenants.admission import Admitted
+from router.tenants.keys import Key
 from router.tenants.limits import NOTHING, Use
 
 UNREAD = Unread()
@@ -103,7 +104,7 @@ def decide(
     `source`: the replica that has computed its KV for another one.
     """
     placement, slots = router.placement, model.slots if prompt.exact else model.all_slots
-    placement.shares.others_may_come = router.admission.has_tenants or router.priorities is not None
+    placement.shares.others_may_come = router.admission.has_tenants
     question, matches = placement.question(
         prompt,
         slots,
@@ -131,7 +132,7 @@ def choose(facts: RequestFacts, source: Member | None) -> Decision:
     is_looked_up = prompt.exact and (api is None or not facts.peek.skips_cache(api.is_chat))
     holder = None if facts.holder is None else _living_holder(facts)
     only = holder if holder is not None and holder in model.members else None
-    tenant = _tenant(facts) if facts.admitted.key is not None or router.priorities is not None else None
+    tenant = None if facts.admitted.key is None else _tenant(facts, facts.admitted.key)
     started, session, tried, came_s = perf_counter(), facts.session, facts.flow.tried, facts.came_s
     away = tried if source is None else tried | source.server.names
     decision, matches = decide(router, model, prompt, session, away, came_s, only=only, source=source, tenant=tenant)
@@ -161,8 +162,8 @@ def _choose_unread(facts: RequestFacts) -> Decision:
     if facts.type.caches and facts.computes:
         if facts.prompt is UNREAD and facts.model_name is not None:
             facts.prompt = Unread(max(1, len(facts.body) // BYTES_PER_TOKEN))
-        if (tenant := _tenant(facts)) is not None:
-            tenant = replace(tenant, service=None)  # its first token, by which classes go, is not known
+        if (key := facts.admitted.key) is not None:
+            tenant = replace(_tenant(facts, key), service=None)  # its first token, by which classes go, is not known
     tried, came_s = facts.flow.tried, facts.came_s
     question, _ = router.placement.question(facts.prompt, {}, router.now_s(), tried=tried, came_s=came_s, tenant=tenant)
     holder = _living_holder(facts) if facts.type.of_response else None
@@ -176,19 +177,12 @@ def _living_holder(facts: RequestFacts) -> Member | None:
     return None if holder is None or holder.name in facts.flow.tried else holder
 
 
-def _tenant(facts: RequestFacts) -> Tenant | None:
-    """Return the party whose share of the replicas it takes; None: there are no shares."""
-    key, priorities, service = facts.admitted.key, facts.router.priorities, None
-    if key is None and priorities is None:
-        return None
-    if key is not None and key.classes:
+def _tenant(facts: RequestFacts, key: Key) -> Tenant:
+    """Return the party whose share of the replicas it takes."""
+    service = None
+    if key.classes:
         is_read = facts.type.generation is not None
         service = chosen(key.classes, facts.peek.service_tier, facts.priority) if is_read else key.classes[0]
-    if priorities is not None:
-        service = priorities.service(key, service, facts.exchange.scope["headers"])
-    if key is None:  # all requests of a class are one tenant; no key's name begins with a parenthesis
-        model = facts.model_name or ""
-        return None if service is None else Tenant(f"({service.name})", model, service.weight, service)
     name = key.name
     if key.tenant_header is not None:
         value = dict(facts.exchange.scope["headers"]).get(key.tenant_header, b"")

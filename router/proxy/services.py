@@ -26,7 +26,6 @@ from router.proxy.request_summary import RequestCounts, RequestSummary
 from router.proxy.responses import KeptResponses
 from router.proxy.retries import Budget, RetryBudget, Row
 from router.tenants.admission import Admission
-from router.tenants.keys import Priorities
 
 T = TypeVar("T")
 
@@ -57,7 +56,6 @@ class Services(Protocol):
     lifecycle: Lifecycle
     bodies: Bodies
     admission: Admission
-    priorities: Priorities | None  # None: only keys have classes
     model_rewrites: Rules
     rewriting: asyncio.Lock  # one large body at a time
     retry_budget: RetryBudget

@@ -9,7 +9,7 @@ import hashlib
 import hmac
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from itertools import pairwise
 
@@ -253,29 +253,3 @@ def _explained(error: msgspec.ValidationError) -> str:
     near = get_close_matches(unknown[1], known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"the keys there are {', '.join(known)}"
     return f"{where}: {unknown[1]!r} is not known; {hint}"
-
-
-# ---- InferenceObjectives
-
-HEADERS = (b"x-llm-d-inference-objective", b"x-gateway-inference-objective")  # the first of both counts
-CLASSES = tuple(ClassTable().service(name) for name in CLASS_NAMES)
-
-
-class Priorities:
-    """The priorities of all objectives of a pool: classes of requests that name one, from which no key gains."""
-
-    def __init__(self) -> None:
-        self.of: Mapping[str, int] = {}  # classes by the objective's name
-
-    def service(
-        self, key: Key | None, own: ServiceClass | None, headers: Iterable[tuple[bytes, bytes]]
-    ) -> ServiceClass:
-        """The class of a request. `own`: what its key and its body make it; None: they know no classes."""
-        named = dict(headers)
-        objective = next((named[header].decode("latin-1") for header in HEADERS if header in named), "")
-        priority = self.of.get(objective, 0)
-        if priority < 0:
-            return (CLASSES if key is None or not key.classes else key.classes)[-1]
-        if priority > 0 and key is None:
-            return CLASSES[0]
-        return own or CLASSES[CLASS_NAMES.index(USUAL)]

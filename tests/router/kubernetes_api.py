@@ -16,7 +16,6 @@ from tests.router.scripted import refused_port
 SPACE = "space"
 PODS = f"/api/v1/namespaces/{SPACE}/pods"
 POOLS = f"/apis/inference.networking.k8s.io/v1/namespaces/{SPACE}/inferencepools"
-OBJECTIVES = f"/apis/inference.networking.x-k8s.io/v1alpha2/namespaces/{SPACE}/inferenceobjectives"
 Object = dict[str, Any]
 Refusal = tuple[int, dict[str, str]]  # a status and headers
 
@@ -254,12 +253,6 @@ def pool(name: str, labels: Mapping[str, str] | None = None, ports: Sequence[int
             "endpointPickerRef": {"name": "picker", "port": {"number": 9002}},
         },
     }
-
-
-def objective(name: str, priority: int | None, of: str = "llm") -> Object:
-    """An InferenceObjective of a pool."""
-    spec: Object = {"poolRef": {"group": "inference.networking.k8s.io", "kind": "InferencePool", "name": of}}
-    return {"metadata": {"name": name, "uid": f"uid-{name}"}, "spec": spec | {"priority": priority}}
 
 
 def port(name: str, number: int, protocol: str = "TCP") -> Object:

@@ -1,12 +1,11 @@
-"""An InferencePool (Gateway API Inference Extension): its pods' labels and ports, and its objectives."""
+"""An InferencePool (Gateway API Inference Extension): its pods' labels and ports."""
 
 import re
-from collections.abc import Sequence
 
 from msgspec import Struct, field
 
 from router.members.discovery.collection import Collection, Kind
-from router.members.discovery.labels import MAX_PORT, Metadata, Values
+from router.members.discovery.labels import MAX_PORT, Metadata
 from router.members.discovery.pods import selector_of
 
 GROUP = "inference.networking.k8s.io"
@@ -73,35 +72,3 @@ KIND = Kind(
     lambda pool, _: ([target_of(pool)], ()),
     selects_by="fieldSelector",
 )
-
-
-# ---- its InferenceObjectives (Gateway API Inference Extension, or llm-d; v1alpha2)
-
-
-class PoolReference(Struct):
-    name: str = ""
-    group: str = GROUP
-
-
-class ObjectiveSpec(Struct, rename="camel"):
-    pool_ref: PoolReference = field(default_factory=PoolReference)
-    priority: int | None = None
-
-
-class InferenceObjective(Struct):
-    metadata: Metadata
-    spec: ObjectiveSpec = field(default_factory=ObjectiveSpec)
-
-
-class Objective(Struct, frozen=True):
-    name: str
-    priority: int
-
-
-def objectives_of(namespace: str, pool_name: str, group: str) -> Collection[InferenceObjective, Objective]:
-    def made(objective: InferenceObjective, _: Values) -> tuple[Sequence[Objective], Sequence[str]]:
-        is_of_pool = objective.spec.pool_ref == PoolReference(pool_name)
-        return [Objective(objective.metadata.name, objective.spec.priority or 0)] if is_of_pool else (), ()
-
-    kind = Kind("inferenceobjectives", group, "v1alpha2", "the InferenceObjective", InferenceObjective, made)
-    return Collection(kind, f"objectives of pool {namespace}/{pool_name}", "")

@@ -152,7 +152,6 @@ def test_what_may_be_repeated_is_a_list_in_the_file_and_has_spaces_in_the_enviro
             ("--kubernetes-pods", "app=a", "--kubernetes-pool", "llm"),
             "--kubernetes-pods and --kubernetes-pool would name the same pods in two ways; give one",
         ),
-        (("--kubernetes-objectives",), "--kubernetes-objectives are those of a pool; give --kubernetes-pool too"),
         (("--kubernetes-pool", "llm"), "--kubernetes-pool: this process has no pod service account"),
         (("--kubernetes-pool", "a/b"), "--kubernetes-pool: 'a/b' is no name of an InferencePool; write its metadata"),
         (("--peer", "tcp://h:1"), "--peer is of no use alone: routers tell each other; give --peer-listen too"),
@@ -236,10 +235,7 @@ def test_pods_of_kubernetes_are_found_by_their_pool() -> None:
     environment = {"WARMROUTE_KUBERNETES_POOL": "llm", "WARMROUTE_KUBERNETES_API": "http://127.0.0.1:8001"}
     made = config(environment=environment).kubernetes
     assert made is not None
-    assert (made.pods, made.pool, made.objectives) == (None, "llm", False)
-    made = config("--kubernetes-objectives", environment=environment).kubernetes
-    assert made is not None
-    assert made.objectives
+    assert (made.pods, made.pool) == (None, "llm")
 
 
 def test_folders_of_models_are_named_by_model_or_by_themselves(tmp_path: Path) -> None:
