@@ -1,4 +1,4 @@
-"""An app's OpenAPI document, and pages for it, as routes of the table.
+"""An app's OpenAPI document, and a page for it, as routes of the table.
 
 FastAPI writes them, and is imported by the first who asks for one: it takes as long as all else that a server imports.
 """
@@ -17,11 +17,11 @@ from api.errors import not_found
 OPENAPI = "/openapi.json"
 FILES = "/docs/files/{file}"
 TYPES = {"css": "text/css", "js": "text/javascript", "png": "image/png"}
-# The pages have scripts and styles of their own; Redoc would ask another server for its logo.
+# The page has scripts and styles of its own.
 ONLY_FROM_HERE = {
     "Content-Security-Policy": (
         "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
-        "img-src 'self' data:; worker-src blob:; base-uri 'none'; frame-ancestors 'none'; object-src 'none'"
+        "img-src 'self' data:; base-uri 'none'; frame-ancestors 'none'; object-src 'none'"
     )
 }
 SUMMARIES = {  # a router's or a replica's document shows them beside its routes
@@ -106,26 +106,13 @@ async def docs(title: str) -> Response:
             swagger_favicon_url=_file("favicon.png"),
         )
 
-    return _closed(await asyncio.to_thread(make))
-
-
-async def redoc(title: str) -> Response:
-    def make() -> Response:
-        from fastapi.openapi.docs import get_redoc_html
-
-        return get_redoc_html(
-            openapi_url=_beside(OPENAPI),
-            title=title,
-            redoc_js_url=_file("redoc.standalone.js"),
-            redoc_favicon_url=_file("favicon.png"),
-            with_google_fonts=False,
-        )
-
-    return _closed(await asyncio.to_thread(make))
+    page = await asyncio.to_thread(make)
+    page.headers.update(ONLY_FROM_HERE)
+    return page
 
 
 async def file(name: str, path: str) -> Response:
-    """A file of these pages; 404 for the path if there is none."""
+    """A file of this page; 404 for the path if there is none."""
     content = (await asyncio.to_thread(_files)).get(name)
     if content is None:
         raise not_found(path)
@@ -147,12 +134,6 @@ def _file(name: str) -> str:
 def _beside(path: str) -> str:
     """The path as a page at the root finds it, also behind a proxy's prefix."""
     return path.removeprefix("/")
-
-
-def _closed(page: Response) -> Response:
-    """The page, allowed to load only this server's files."""
-    page.headers.update(ONLY_FROM_HERE)
-    return page
 
 
 async def openapi(make: Callable[[], dict[str, Any]]) -> Response:

@@ -285,9 +285,6 @@ class Endpoints:
     async def docs(self, _: Request) -> Response:
         return await documents.docs(TITLE)
 
-    async def redoc(self, _: Request) -> Response:
-        return await documents.redoc(TITLE)
-
     async def docs_file(self, request: Request) -> Response:
         return await documents.file(request.path_params["file"], request.scope["path"])
 
@@ -331,7 +328,6 @@ ROUTES = (
     _route(GET, "/version", CLIENT, Endpoints.version),
     _route(PAGE, "/docs", CLIENT, Endpoints.docs, in_document=False),
     _route(PAGE, documents.FILES, ANYONE, Endpoints.docs_file, in_document=False),
-    _route(PAGE, "/redoc", CLIENT, Endpoints.redoc, in_document=False),
     _route(PAGE, documents.OPENAPI, CLIENT, Endpoints.openapi, in_document=False),
 )
 TABLE = RouteTable(ROUTES)

@@ -167,7 +167,7 @@ class EngineClient:
         self._ids = itertools.count(1)
         self._streams: dict[int, OutputStream] = {}
         self.held_answers = HeldAnswers()
-        self._asked: dict[int, asyncio.Future[Any]] = {}  # questions that are answered once
+        self._resets: dict[int, asyncio.Future[bool]] = {}
         self._greeted: asyncio.Future[messages.Hello] = loop.create_future()
         self._heard_s = loop.time()
         self._read_soon = False
@@ -261,15 +261,13 @@ class EngineClient:
 
     async def reset(self) -> bool:
         """Empty the cache; return False if blocks are in use."""
-        answer: messages.ResetDone = await self._ask(messages.Reset(self.new_id()))
-        return answer.done
-
-    async def _ask(self, question: messages.Reset) -> Any:
         if self._death.done():
             raise EngineDied(self._death.result())
-        answer = self._asked[question.id] = self._loop.create_future()
-        self._send(question)
-        return await answer
+        reset = messages.Reset(self.new_id())
+        done: asyncio.Future[bool] = self._loop.create_future()
+        self._resets[reset.id] = done
+        self._send(reset)
+        return await done
 
     async def close(self) -> None:
         if not self._death.done():
@@ -322,10 +320,10 @@ class EngineClient:
                     if stream is not None:
                         stream.open.discard(id)
                         stream.fail(EngineRefused(message))
-                case messages.ResetDone(id):
-                    asked = self._asked.pop(id, None)
+                case messages.ResetDone(id, done):
+                    asked = self._resets.pop(id, None)
                     if asked is not None and not asked.done():
-                        asked.set_result(message)
+                        asked.set_result(done)
                 case messages.Loading():
                     self._folder.close()  # the connected sockets live on, and nothing is left behind whoever dies how
                 case messages.Hello():
@@ -346,12 +344,12 @@ class EngineClient:
         for stream in set(self._streams.values()):
             stream.fail(failure)
         self._streams.clear()
-        waiting: list[asyncio.Future[Any]] = [self._greeted, *self._asked.values()]
+        waiting: list[asyncio.Future[Any]] = [self._greeted, *self._resets.values()]
         for future in waiting:
             if not future.done():
                 future.set_exception(failure)
                 future.exception()  # looked at, so that a future nobody waits for is no warning
-        self._asked.clear()
+        self._resets.clear()
         return ending
 
 

@@ -240,9 +240,6 @@ class Endpoints:
     async def docs(self, _: Request) -> Response:
         return await documents.docs(TITLE)
 
-    async def redoc(self, _: Request) -> Response:
-        return await documents.redoc(TITLE)
-
     async def docs_file(self, request: Request) -> Response:
         return await documents.file(request.path_params["file"], request.scope["path"])
 

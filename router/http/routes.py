@@ -104,7 +104,6 @@ APP_ROUTES = (
     _route(PAGE, "/dashboard/{path:path}", ANYONE, Endpoints.dashboard_file, in_document=False),
     _route(PAGE, "/docs", CLIENT, Endpoints.docs, in_document=False),
     _route(PAGE, FILES, ANYONE, Endpoints.docs_file, in_document=False),
-    _route(PAGE, "/redoc", CLIENT, Endpoints.redoc, in_document=False),
     _route(PAGE, OPENAPI, CLIENT, Endpoints.openapi, in_document=False),
 )
 FORWARDED = (*DIRECT_ROUTES, OTHERS)
