@@ -79,7 +79,7 @@ COMMANDS = {
 EXTRAS = {
     "gguf": "replica",
     "google": "picker",
-    "grpc": "picker",
+    "hpack": "picker",
     "huggingface_hub": "hub",
     "opentelemetry": "tracing",
     "ray": "ray",

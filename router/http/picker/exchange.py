@@ -1,8 +1,7 @@
 """The gateway's side of one request: it gives the body, takes a choice or a refusal, and shows the answer go by."""
 
-import asyncio
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 from api.errors import ApiError, internal, quoted
 from api.native import PRIORITY_HEADER
@@ -39,7 +38,8 @@ GATEWAYS_OWN = (b":", b"x-envoy-", b"x-gateway-destination-endpoint", b"x-forwar
 class PickedExchange(Exchange):
     asked: RequestHeaders
     outcome: Outcome | None = None
-    decided: asyncio.Event = field(default_factory=asyncio.Event)
+    is_decided: bool = False
+    on_decided: Callable[[], object] | None = None
     attempt: Attempt | None = None  # the one at the chosen replica
     _is_replaced: bool = False
     _given: bytes | bytearray = b""  # the body as it came
@@ -76,7 +76,7 @@ class PickedExchange(Exchange):
             self._received(b"", end=True)
         self.disconnected = True
         self.set()
-        self.attempt = None  # a cycle of references would wait for the collector
+        self.attempt = self.on_decided = None  # a cycle of references would wait for the collector
 
     def _take_body(self, body: bytes, *, end: bool) -> None:
         if self.more_body:
@@ -125,7 +125,9 @@ class PickedExchange(Exchange):
 
     def _decide(self, outcome: Outcome) -> None:
         self.outcome, self._given = outcome, b""
-        self.decided.set()
+        self.is_decided = True
+        if self.on_decided is not None:
+            self.on_decided()
 
     def told(self) -> Outcome:
         """Hand the outcome over to the caller."""
@@ -148,14 +150,14 @@ class PickedExchange(Exchange):
         if self.disconnected or self.response_complete:
             return
         self.sent_bytes += len(body)
-        if not self.decided.is_set():
+        if not self.is_decided:
             headers = [*headers_in(self._lines), *self.added_to_answer()]
             self._decide(Refusal(self.status, headers, bytes(body)))
         self._end()
 
     def cut(self) -> None:
         """End the request for this router; the gateway goes on with it, if it knows where."""
-        if not self.decided.is_set():
+        if not self.is_decided:
             self._decide(refusal(internal()))
         self._end()
 

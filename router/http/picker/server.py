@@ -1,82 +1,130 @@
 """The picker's gRPC server: external processing for gateways, and the health of this router."""
 
+import asyncio
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from contextlib import suppress
 
-import grpc
+from google.protobuf.message import DecodeError
 
+from api.http.server import BACKLOG, SWEEP_S, listen, tls_context
 from router.config import RouterConfig
 from router.http.picker.conversation import Conversation
 from router.http.picker.gateway import Gateway
+from router.http.picker.http2 import (
+    INVALID_ARGUMENT,
+    NOT_FOUND,
+    RESOURCE_EXHAUSTED,
+    UNIMPLEMENTED,
+    Call,
+    Http2Connection,
+)
 from router.http.picker.wire import (
     HEALTH_SERVICE,
     MAX_BESIDE_BYTES,
     SERVICE,
     HealthCheckRequest,
     HealthCheckResponse,
-    ProcessingResponse,
 )
 
+PROCESS, CHECK = (f"/{name}".encode() for name in (f"{SERVICE}/Process", f"{HEALTH_SERVICE}/Check"))
 SERVING, NOT_SERVING = 1, 2
 LIVENESS, READINESS = "liveness", "readiness"  # names that the Inference Extension asks by, beside that of the service
-PING_MS, PONG_MS = 60_000, 20_000  # a gateway whose machine is lost is noticed
-LEAST_PAUSE_MS = 5000  # between pings of a gateway: gRPC's own limit of 300 s would end all streams of one that pings
 END_S = 1.0  # open streams have this long to end
+LOOK_S = 0.01
 
 
 class PickerServer:
-    def __init__(self, config: RouterConfig, is_ready: Callable[[], bool], gateway: Gateway, listen: str) -> None:
+    def __init__(self, config: RouterConfig, is_ready: Callable[[], bool], gateway: Gateway, at: str) -> None:
         """Bind the address; raise OSError if that fails. Call it within a running loop."""
         self._config = config
         self._is_ready = is_ready
         self._gateway = gateway
-        limits = gateway.limits
-        self._server = grpc.aio.server(
-            maximum_concurrent_rpcs=limits.connections + limits.spare_connections,  # the others are for probes
-            options=[
-                ("grpc.so_reuseport", 0),
-                ("grpc.max_receive_message_length", config.max_body_bytes + MAX_BESIDE_BYTES),
-                ("grpc.max_send_message_length", config.max_body_bytes + MAX_BESIDE_BYTES),
-                ("grpc.keepalive_time_ms", PING_MS),
-                ("grpc.keepalive_timeout_ms", PONG_MS),
-                ("grpc.keepalive_permit_without_calls", 1),
-                ("grpc.http2.min_ping_interval_without_data_ms", LEAST_PAUSE_MS),
-            ],
-        )
-        process = grpc.stream_stream_rpc_method_handler(self._process, None, ProcessingResponse.SerializeToString)
-        health = HealthCheckRequest.FromString, HealthCheckResponse.SerializeToString
-        check = grpc.unary_unary_rpc_method_handler(self._check, *health)
-        services = {SERVICE: {"Process": process}, HEALTH_SERVICE: {"Check": check}}
-        handlers = [grpc.method_handlers_generic_handler(*service) for service in services.items()]
-        self._server.add_generic_rpc_handlers(handlers)
+        host, _, port = at.rpartition(":")
+        self._tls = None if config.tls_cert is None else tls_context(config.tls_cert, config.tls_key)
+        if self._tls is not None:
+            self._tls.set_alpn_protocols(["h2"])
         try:
-            if config.tls_cert is None or config.tls_key is None:
-                port = self._server.add_insecure_port(listen)
-            else:
-                pair = Path(config.tls_key).read_bytes(), Path(config.tls_cert).read_bytes()
-                port = self._server.add_secure_port(listen, grpc.ssl_server_credentials([pair]))
-        except RuntimeError:
-            raise OSError(f"cannot listen on {listen}; choose another --picker-listen") from None
-        self.address = f"{listen.rpartition(':')[0]}:{port}"
+            self._listener = listen(host.strip("[]"), int(port))
+        except (OSError, ValueError) as error:
+            raise OSError(f"cannot listen on {at}: {error}; choose another --picker-listen") from None
+        self.address = f"{host}:{self._listener.getsockname()[1]}"
+        self._connections: dict[Http2Connection, None] = {}
+        self._serving: asyncio.Task[None] | None = None
+
+    def _connect(self) -> Http2Connection:
+        most = self._config.max_body_bytes + MAX_BESIDE_BYTES
+        return Http2Connection(self._connections, self._open, self._gateway.limits, most)
+
+    def _open(self, connection: Http2Connection, stream: int, path: bytes) -> Call:
+        gateway, config = self._gateway, self._config
+        limits = gateway.limits
+        if gateway.streams >= limits.connections + limits.spare_connections:  # the others are for probes
+            call = Call(connection, stream)
+            call.finish(RESOURCE_EXHAUSTED, f"{gateway.streams:,} streams are open; try again")
+            return call
+        if path == PROCESS:
+            return Conversation(connection, stream, gateway, config.first_token_timeout_s, config.idle_timeout_s)
+        if path == CHECK:
+            return Check(connection, stream, gateway, self._is_ready)
+        call = Call(connection, stream)
+        call.finish(UNIMPLEMENTED, f"{path[:30]!r} is not served; ask {SERVICE}/Process")
+        return call
 
     async def start(self) -> None:
-        await self._server.start()
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(self._connect, sock=self._listener, ssl=self._tls, backlog=BACKLOG)
+        self._serving = loop.create_task(self._serve(server))
+
+    async def _serve(self, server: asyncio.Server) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                await asyncio.sleep(SWEEP_S)
+                for connection in list(self._connections):
+                    connection.sweep(loop.time())
+        finally:
+            server.close()
 
     async def close(self) -> None:
-        await self._server.stop(END_S)
+        if self._serving is None:
+            self._listener.close()
+        else:
+            self._serving.cancel()
+            await asyncio.wait([self._serving])
+        for connection in list(self._connections):
+            connection.retire()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(END_S):
+                while self._connections:
+                    await asyncio.sleep(LOOK_S)
+        for connection in list(self._connections):
+            connection.transport.abort()
 
-    async def _process(self, _: Any, context: Any) -> None:
-        config, gateway = self._config, self._gateway
+
+class Check(Call):
+    """A question after this router's health."""
+
+    def __init__(
+        self, connection: Http2Connection, stream: int, gateway: Gateway, is_ready: Callable[[], bool]
+    ) -> None:
+        super().__init__(connection, stream)
+        self._gateway, self._is_ready = gateway, is_ready
+        self.until_s = connection.loop.time() + gateway.limits.head_s
         gateway.streams += 1
-        try:
-            await Conversation(gateway, context, config.first_token_timeout_s, config.idle_timeout_s).run()
-        finally:
-            gateway.streams -= 1
 
-    async def _check(self, request: Any, context: Any) -> Any:
-        service = request.service
+    def receive(self, message: bytes) -> None:
+        try:
+            service = HealthCheckRequest.FromString(message).service
+        except DecodeError as error:
+            self.finish(INVALID_ARGUMENT, f"the message cannot be decoded: {error}")
+            return
         if service not in ("", LIVENESS, READINESS, SERVICE):
             known = f"{LIVENESS}, {READINESS} or {SERVICE}"
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"service is {service[:100]!r}; ask for {known}")
-        return HealthCheckResponse(status=SERVING if service == LIVENESS or self._is_ready() else NOT_SERVING)
+            self.finish(NOT_FOUND, f"service is {service[:100]!r}; ask for {known}")
+            return
+        status = SERVING if service == LIVENESS or self._is_ready() else NOT_SERVING
+        self.write([HealthCheckResponse(status=status).SerializeToString()])
+        self.finish()
+
+    def leave(self) -> None:
+        self._gateway.streams -= 1

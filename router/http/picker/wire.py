@@ -203,31 +203,31 @@ def _subset(value: Any) -> frozenset[str] | None:
 # ---- to the gateway
 
 
-def written(reply: Reply | Refusal) -> Any:
-    """A ProcessingResponse."""
+def written(reply: Reply | Refusal) -> bytes:
+    """The bytes of a ProcessingResponse."""
     response = ProcessingResponse()
     if isinstance(reply, Refusal):
         immediate = response.immediate_response
         immediate.status.code, immediate.body = reply.status, reply.body
         _set(immediate.headers, reply.headers)
-        return response
-    if reply.about.endswith("trailers"):
+    elif reply.about.endswith("trailers"):
         trailers = getattr(response, reply.about)
         trailers.SetInParent()
         _mutate(trailers.header_mutation, reply.mutation)
-        return response
-    common = getattr(response, reply.about).response
-    common.SetInParent()
-    _mutate(common.header_mutation, reply.mutation)
-    if reply.part is not None:
-        streamed = common.body_mutation.streamed_response
-        streamed.body, streamed.end_of_stream = reply.part, reply.end
-    elif reply.whole is not None:
-        common.body_mutation.body = reply.whole
-    if reply.endpoints:
-        common.clear_route_cache = True
-        response.dynamic_metadata.update({LB: {ENDPOINT: reply.endpoints}})
-    return response
+    else:
+        common = getattr(response, reply.about).response
+        common.SetInParent()
+        _mutate(common.header_mutation, reply.mutation)
+        if reply.part is not None:
+            streamed = common.body_mutation.streamed_response
+            streamed.body, streamed.end_of_stream = reply.part, reply.end
+        elif reply.whole is not None:
+            common.body_mutation.body = reply.whole
+        if reply.endpoints:
+            common.clear_route_cache = True
+            response.dynamic_metadata.update({LB: {ENDPOINT: reply.endpoints}})
+    encoded: bytes = response.SerializeToString()
+    return encoded
 
 
 def _mutate(made: Any, mutation: Mutation) -> None:

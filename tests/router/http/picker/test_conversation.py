@@ -128,6 +128,17 @@ async def test_a_stream_that_ends_while_it_waits_for_room_leaves_the_queue() -> 
         await third.answer()
 
 
+async def test_a_body_that_is_picked_is_not_kept() -> None:
+    async with served(named("one"), picker_listen="127.0.0.1:0") as running, gateway(running) as asking:
+        stream = asking.stream()
+        await stream.begin(asked("x" * 30_000))
+        await stream.picked()
+        [attempt] = running.router.attempts
+        assert not attempt.owner.facts.body
+        await stream.answer()
+        await until(lambda: not running.router.bodies.used_bytes, "its bytes are given back")
+
+
 async def test_a_body_beyond_the_limit_is_refused_before_it_has_come() -> None:
     async with served(named("one"), max_body_bytes=100_000, **LISTEN) as running, gateway(running) as asking:
         stream = asking.stream()

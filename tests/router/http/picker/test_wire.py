@@ -14,7 +14,7 @@ from router.http.picker.stream import (
     RequestTrailers,
     ResponseBody,
 )
-from router.http.picker.wire import CLASSES, MAX_BESIDE_BYTES, MESSAGES, ProcessingRequest
+from router.http.picker.wire import CLASSES, MAX_BESIDE_BYTES, MESSAGES, ProcessingRequest, ProcessingResponse
 
 SUBSET, KEY = "envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset"
 
@@ -119,7 +119,7 @@ def test_a_large_message_of_small_fields_is_refused_before_it_is_decoded(field: 
 
 def test_a_reply_with_a_choice() -> None:
     mutation = Mutation([(b"a", b"1"), (b"a", b"2")], [b"b"])
-    written = wire.written(Reply("request_headers", mutation, "10.0.0.1:80"))
+    written = ProcessingResponse.FromString(wire.written(Reply("request_headers", mutation, "10.0.0.1:80")))
     common = written.request_headers.response
     actions = [(one.header.key, one.header.raw_value, one.append_action) for one in common.header_mutation.set_headers]
     assert actions == [("a", b"1", wire.OVERWRITE), ("a", b"2", wire.APPEND)]
