@@ -8,13 +8,14 @@ import asyncio
 import logging
 from collections import deque
 from http import HTTPStatus
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Literal, Protocol
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from msgspec import Struct
 
 from api.errors import ApiError, internal, invalid
+from api.http.path import TO_CHECK, waits_for_100
 
 MAX_EARLY_BYTES = 64 * 1024  # bodies that come while earlier requests of their connection are answered
 LONG_READ_BYTES = 64 * 1024  # a longer read means that there is more, and others wait
@@ -86,8 +87,7 @@ class HttpConnection(asyncio.Protocol):
         self._spare = self._retiring = False
         self._spoken = False  # whether a byte has ever come
         self._read_paused = False
-        self._head_bytes = 0
-        self._undigested_bytes = 0  # bytes that the parser has taken without telling us anything
+        self._undigested_bytes = 0  # those of a head, of trailers, or that the parser has taken without telling us
         self._refusal: ApiError | None = None
         self._declined = b""  # the head that asks for another protocol, without that
         self._url = b""
@@ -214,21 +214,13 @@ class HttpConnection(asyncio.Protocol):
             raise _Enough
         if self._awaited != "head":
             self._awaited, self._since_s = "head", self.loop.time()
-        self._undigested_bytes = self._head_bytes = 0
+        self._undigested_bytes = 0
         self._url, self._headers = b"", []
 
     def on_url(self, url: bytes) -> None:
-        self._undigested_bytes = 0
-        self._head_bytes += len(url)
-        if self._head_bytes > self._limits.head_bytes:
-            raise self._enough(self._too_large())
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._undigested_bytes = 0
-        size = self._head_bytes = self._head_bytes + len(name) + len(value) + 4  # trailers are counted with the head
-        if size > self._limits.head_bytes:
-            raise self._enough(self._too_large())
         self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
@@ -238,24 +230,15 @@ class HttpConnection(asyncio.Protocol):
             self._decline_upgrade()
             return
         version = parser.get_http_version()
-        is_old, waits, hosts = version == "1.0", False, 0
-        for name, value in self._headers:
-            if name == b"host":
-                hosts += 1
-            elif name == b"transfer-encoding" and value.strip(b" \t").lower() != b"chunked":
-                # The parser reads `gzip, chunked` as chunked, and what comes out would be taken for the body.
-                message = "a Transfer-Encoding other than chunked is not known here; send the body as it is, or chunked"
-                raise self._enough(ApiError(501, message, code="transfer_encoding_unknown"))
-            elif name == b"expect":
-                # A client of 1.0 would take 100 for its answer (RFC 9110, 10.1.1).
-                waits = value.lower() == b"100-continue" and not is_old
-        if hosts != 1 and (hosts or not is_old):
-            # The parser takes it, although servers read it differently.
-            message = f"the request has {hosts} Host headers; send one (RFC 9112, 3.2)"
-            raise self._enough(invalid(message, code="invalid_host"))
+        is_old, waits, by_name = version == "1.0", False, dict(self._headers)
+        size = len(self._url) + sum(map(len, chain.from_iterable(self._headers))) + 4 * len(self._headers)
+        if size > self._limits.head_bytes:  # a head that came whole; others are refused before they are complete
+            raise self._enough(self._too_large())
         lasts = not (is_old or self._spare or self._retiring or self.shared.retiring) and parser.should_keep_alive()
         method = parser.get_method().decode("ascii")
         try:
+            if b"host" not in by_name or len(by_name) < len(self._headers) or not TO_CHECK.isdisjoint(by_name):
+                waits = waits_for_100(self._headers, is_old=is_old)
             exchange = self._exchange_for(method, version, keep_alive=lasts, waits_for_100=waits)
         except ApiError as error:
             raise self._enough(error) from error

@@ -1,4 +1,4 @@
-"""Parses a request's target once, before admission. An ambiguous target is refused with 400."""
+"""Checks a request's head, and parses its target, once, before admission. What is ambiguous is refused."""
 
 import re
 from collections.abc import Iterable
@@ -17,6 +17,28 @@ _QUERY = re.compile(rb'[!-"$-~]*')  # no fragment: it is not sent (RFC 9110, 4.2
 _ABSOLUTE = re.compile(rb"https?://([^/]*)(.*)", re.IGNORECASE | re.DOTALL)
 _ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
 _UNESCAPED = "!$&'()*+,;=:@"
+
+# A head with one Host header, none of these and no name twice needs no look of ours.
+TO_CHECK = frozenset({b"transfer-encoding", b"expect"})
+
+
+def waits_for_100(headers: Iterable[tuple[bytes, bytes]], *, is_old: bool) -> bool:
+    """Raise ApiError for a head that servers read differently; return whether the client waits for 100 Continue."""
+    waits, hosts = False, 0
+    for name, value in headers:
+        if name == b"host":
+            hosts += 1
+        elif name == b"transfer-encoding" and value.strip(b" \t").lower() != b"chunked":
+            # The parser reads `gzip, chunked` as chunked, and what comes out would be taken for the body.
+            message = "a Transfer-Encoding other than chunked is not known here; send the body as it is, or chunked"
+            raise ApiError(501, message, code="transfer_encoding_unknown")
+        elif name == b"expect":
+            # A client of 1.0 would take 100 for its answer (RFC 9110, 10.1.1).
+            waits = value.lower() == b"100-continue" and not is_old
+    if hosts != 1 and (hosts or not is_old):
+        # The parser takes it, although servers read it differently.
+        raise invalid(f"the request has {hosts} Host headers; send one (RFC 9112, 3.2)", code="invalid_host")
+    return waits
 
 
 class Target(NamedTuple):

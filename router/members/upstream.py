@@ -124,7 +124,7 @@ class Upstream:
         self.idle: deque[Connection] = deque()  # the one used last at the right
         self.loop = asyncio.get_running_loop()
         self._opening: set[asyncio.Task[None]] = set()
-        self._closed = False
+        self.closed = False
 
     def send(
         self, request: bytes, listener: Listener, *, body: bytes = b"", bodiless: bool = False, resend: bool = True
@@ -175,20 +175,13 @@ class Upstream:
             # The request may have ended the replica if a connection had carried it before.
             sending.broke(Broken(reason, refused=not sending._fresh_only, silent=silent, ours=ours))
             return
-        if sending.over or self._closed:
+        if sending.over or self.closed:
             connection.abort()
             return
         if (peer := connection.transport.get_extra_info("peername")) is not None:  # None: it has ended again
             host, port = peer[:2]
             self.reached_at = Target(host, port, tls=False, path="").authority
         sending.start(connection)
-
-    def release(self, connection: "Connection") -> None:
-        if self._closed or len(self.idle) >= MAX_IDLE:
-            connection.abort()
-        else:
-            connection.idle_since_s = self.loop.time()
-            self.idle.append(connection)
 
     def sweep(self, now_s: float) -> None:
         """Close connections that have idled for long; the oldest are at the left."""
@@ -210,7 +203,7 @@ class Upstream:
             self.idle.popleft().abort()
 
     def close(self) -> None:
-        self._closed = True
+        self.closed = True
         for sending in list(self.sendings):
             sending.cancel()
         for task in self._opening:
@@ -335,8 +328,10 @@ class Connection(asyncio.Protocol):
         self._headers, self._head = [], []
         self._head_complete = self._complete = self._told = False
         self._bodiless_bytes = 0
-        if keeps:
-            self._upstream.release(self)
+        upstream = self._upstream
+        if keeps and not upstream.closed and len(upstream.idle) < MAX_IDLE:
+            self.idle_since_s = upstream.loop.time()
+            upstream.idle.append(self)
         else:
             self.transport.abort()
 

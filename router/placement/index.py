@@ -370,9 +370,10 @@ class Approximate:
         if len(keys) > self._capacity_blocks:
             keys = keys[: self._capacity_blocks]
         new = list(filterfalse(held.__contains__, keys))
-        held.update(dict.fromkeys(new))
-        # One call reverses all: the end of the prompt is to be forgotten before its beginning.
-        deque(map(held.move_to_end, reversed(keys)), maxlen=0)
+        # The end of the prompt is to be forgotten before its beginning.
+        held.update(dict.fromkeys(reversed(new)))
+        if len(new) < len(keys):
+            deque(map(held.move_to_end, reversed(keys)), maxlen=0)
         if new:
             self._index.store(slot, new)
             if (over := len(held) - self._capacity_blocks) > 0:

@@ -19,7 +19,7 @@ from router.placement.elsewhere import Transfers
 from router.placement.index import APPROXIMATE, USUAL_BLOCKS, Approximate, Matches, PrefixIndex
 from router.placement.load import Placed, ReplicaLoad
 from router.placement.outbox import Outbox, PeerRequest, Turns
-from router.placement.policy import SEED_BITS, Ring, TieBreak, place
+from router.placement.policy import SEED_BITS, Ring, TieBreak, choose
 from router.placement.shares import Shares
 
 QUEUE_MARGIN = 2.0  # requests occasionally wait for this multiple of the estimate
@@ -136,7 +136,8 @@ class Placement:
             index = self.guesses if size == APPROXIMATE else self.index
             usable = prompt.tokens - 1 if size else None  # the last token is always computed
             readers = self._readable & mask if size else 0
-            matches = by_size[size] = index.match(prompt.keys(size), mask, usable, partial(prompt.keys, size), readers)
+            ahead = partial(prompt.keys, size) if size else None
+            matches = by_size[size] = index.match(prompt.keys(size), mask, usable, ahead, readers)
             if matches.gpu or matches.below:
                 tokens = size or prompt.approximate_block_tokens
                 for slot, blocks in matches.gpu.items():
@@ -191,8 +192,13 @@ class Placement:
                 # It is not overtaken for ever: from twice its objective on, it goes before all that come.
                 question.behind_s = min(question.behind_s, service.first_token_s) + service.first_token_s
                 question.stands_back |= self.objectives.yields(tenant.model, service, question.now_s)
-        tie_break = TieBreak(self._rng.getrandbits(SEED_BITS) if seed is None else seed)
-        return place(policy or self.policy, question, candidates, tie_break, ring)
+        lot, policy = TieBreak(self._rng.getrandbits(SEED_BITS) if seed is None else seed), policy or self.policy
+        decision = choose(policy, question, candidates, lot, ring)
+        if decision.rejection == "unavailable" and question.half == "decode":
+            question.anyway = True  # to generate, rather a replica that is believed to be down than none
+            decision = choose(policy, question, candidates, lot, ring)
+        decision.tie_break = lot.number
+        return decision
 
     def outlook(self, decision: Decision, room_s: float = 0.0) -> Outlook | None:
         """Foresee when the first token of a new prompt comes, and refuse it if its class demands that.
@@ -242,8 +248,11 @@ class Placement:
         priority_s = decision.priority_s(now_s) if ranked else None
         placed = Placed(load, now_s, tokens, streams, priority_s, fetched_tokens=fetched_tokens)
         placed.stands_back, placed.is_batch = question.stands_back, question.further_tokens > 0
-        self.sent_as(placed, keys if block_size else [], wait_s)
-        self._used(placed, block_size, keys)
+        self.sent_as(placed, keys, wait_s)
+        if block_size:
+            self._used(placed, block_size, keys)
+        elif keys:
+            self.approximate.routed(slot, keys)
         if question.tenant is not None:
             placed.tenant = question.tenant
             self.shares.asked(question.tenant, tokens, now_s)
@@ -273,15 +282,15 @@ class Placement:
         placed = Placed(load, now_s, tokens, request.streams, request.priority_s, fetched_tokens=fetched_tokens)
         placed.is_ours = False
         self.sent_as(placed, keys if request.block_size else [], request.awaited_s)
-        self._used(placed, request.block_size, keys)
+        if request.block_size:
+            self._used(placed, request.block_size, keys)
+        elif keys:
+            self.approximate.routed(load.candidate.slot, keys)
         return placed
 
     def _used(self, placed: Placed, block_size: int, keys: list[int]) -> None:
         """Note that a prompt's blocks are used there now."""
-        if block_size == APPROXIMATE:
-            if keys:
-                self.approximate.routed(placed.load.candidate.slot, keys)
-        elif keys and self.policy == "cost":
+        if keys and self.policy == "cost":
             placed.pages = pages_of(keys, block_size)
             self.reuse.used(placed.pages, placed.sent_s)
             if (ages := placed.load.candidate.ages) is not None:

@@ -22,7 +22,7 @@ from router.placement.decision import Decision, Rejection
 from router.placement.effects import MAX_LATER_S, NEAR_FRACTION, NEAR_S, PATIENCE, add_effects
 from router.placement.elsewhere import add_pulls
 
-__all__ = ["POLICIES", "Candidate", "Decision", "Question", "Rejection", "choose", "place"]
+__all__ = ["POLICIES", "Candidate", "Decision", "Question", "Rejection", "choose"]
 
 TIE_S = 1e-6
 LOAD_BOUND = 1.25  # sessions: most of ours in flight on one replica, as a multiple of the mean
@@ -77,18 +77,6 @@ def _point(text: str) -> int:
 class Draws(Protocol):
     def random(self) -> float: ...
     def choice(self, seq: Sequence[int], /) -> int: ...
-
-
-def place(
-    policy: str, question: Question, candidates: Sequence[Candidate], tie_break: TieBreak, ring: Ring | None
-) -> Decision:
-    """Choose as the router does: to generate, rather a replica that is believed to be down than none."""
-    decision = choose(policy, question, candidates, tie_break, ring)
-    if decision.rejection == "unavailable" and question.half == "decode":  # else it is computed where it is generated
-        question.anyway = True
-        decision = choose(policy, question, candidates, tie_break, ring)
-    decision.tie_break = tie_break.number
-    return decision
 
 
 def choose(

@@ -123,10 +123,9 @@ class Tokens:
         `counts`: to count it elsewhere than among the model's requests.
         """
         prompts, engine, own = self.prompts, self.engine, APIS.get(api)
-        counts = self.approximated if counts is None else counts
+        named = Named(self.model, peek, lora, salt, self.approximated if counts is None else counts)
         if self.why_not is not None or prompts is None:
-            return ready(self.approximate(peek, lora, salt, counts))
-        named = Named(self.model, peek, lora, salt, counts)
+            return ready(self._approximate(named, self.why_not or ""))
         try:
             if engine is not None:
                 asked = engine.read(api, body, max_model_len)
@@ -143,12 +142,7 @@ class Tokens:
         most = QUICK_TEXT_BYTES_OF_FAST if prompts.tokenizer.is_fast else QUICK_TEXT_BYTES
         return Draft(encoding.unknown_bytes <= most, encoding.finish)
 
-    def approximate(self, peek: Peek, lora: str | None, salt: str | None, counts: Counter[str] | None = None) -> Prompt:
-        """The prompt of a model whose tokens are not known here."""
-        (self.approximated if counts is None else counts)["model"] += 1
-        return approximate(self.model, peek, lora, salt, self.why_not or "")
-
-    def _approximate(self, named: "Named", why: str, reason: str) -> Prompt:
+    def _approximate(self, named: "Named", why: str, reason: str = "model") -> Prompt:
         named.counts[reason] += 1
         return approximate(self.model, named.peek, named.lora, named.salt, why)
 

@@ -14,8 +14,7 @@ from api.responses import CONTENT_TYPE
 from router.members.broken import Broken
 from router.members.members import Member
 from router.placement.cost import can_take
-from router.prompts.prompt import Prompt
-from router.proxy.attempt import Attempt, Report
+from router.proxy.attempt import Attempt
 from router.proxy.exchange import Exchange
 from router.proxy.facts import RequestFacts
 from router.proxy.flow import Flow
@@ -25,7 +24,7 @@ from router.proxy.progress import Progress
 from router.proxy.retries import NOT_REACHED, Budget, loss, refusal
 from router.proxy.services import Services
 from router.proxy.streams.events import ABORTED, SentEvents, is_aborted, is_servers_error
-from router.proxy.streams.passage import FramePassage, Passage
+from router.proxy.streams.passage import let_pass
 from router.proxy.streams.repetition import without_tokens
 
 JSON_TYPE = b"application/json"
@@ -168,7 +167,7 @@ class Answer:
                 if kind.generation is None:
                     facts.hit.reported_tokens = report.cached
                 elif facts.hit.reported_tokens is None and not self.flow.resumes:
-                    self._told(attempt.member, report)
+                    facts.told(attempt.member, report)
         reader, events = self.progress.reader, self.events
         if reader is not None:
             body, lost = reader.read(body, complete)
@@ -200,31 +199,9 @@ class Answer:
             if events is not None:
                 events.note(body)
                 if reader is None and events.is_plain:
-                    self._let_pass(attempt, events)
+                    let_pass(attempt, events)
         else:
             exchange.flush()
-
-    def _told(self, member: Member, report: Report) -> None:
-        """Note the engine's report of its cached tokens."""
-        hit, prompt, model = self.facts.hit, self.facts.prompt, self.facts.model
-        verification, hit.reported_tokens = self.router.verification, report.cached
-        # Comparing the prompt's length costs nothing, and covers every field of the request.
-        if not isinstance(prompt, Prompt) or prompt.shape is None or not prompt.exact or len(prompt.packed) > 1:
-            return
-        if verification is not None and model is not None and report.prompt not in (None, prompt.tokens):
-            verification.other_length(member, model.tokens, prompt, report.prompt)
-            hit.prediction = None  # it was made for other tokens, so it tells nothing of the index
-
-    def _let_pass(self, attempt: Attempt, events: SentEvents) -> None:
-        """Let whole events pass from now on, or no more."""
-        sending, frames = attempt.sending, attempt.frames
-        if sending is None or sending.connection is None:
-            return  # a gateway has the connection
-        if not events.is_between or (frames is not None and frames.rest):
-            sending.passage = None
-        elif sending.passage is None:
-            kind = Passage if frames is None else FramePassage
-            sending.passage = kind(sending.connection, attempt, events.mark)
 
     def _complete(self, attempt: Attempt, body: bytes) -> None:
         exchange, kind = self.exchange, self.facts.type
@@ -240,7 +217,8 @@ class Answer:
                 self._lose(attempt, b"", Broken(ABORTED))
                 return
         # A long refusal is passed on like an answer, and comes to its end here.
-        self.facts.end_attempt()
+        self.facts.attempt = None
+        self.router.attempt_over(attempt)
         if exchange.response_started:
             exchange.finish(body)
         else:

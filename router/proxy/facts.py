@@ -1,6 +1,5 @@
 """The facts of one request, the choice of a replica by them, and the tokens that it has used."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -16,7 +15,7 @@ from router.placement.decision import Decision, predict
 from router.placement.elsewhere import fetch
 from router.placement.index import Matches
 from router.prompts.prompt import BYTES_PER_TOKEN, Peek, Prompt
-from router.proxy.attempt import Attempt, PromptsTold, Report
+from router.proxy.attempt import Attempt, Report
 from router.proxy.exchange import Exchange
 from router.proxy.flow import Flow, RequestType
 from router.proxy.headers import DIRECT, Transport
@@ -82,6 +81,17 @@ class RequestFacts:
         attempt, self.attempt = self.attempt, None
         if attempt is not None:
             self.router.attempt_over(attempt)
+
+    def told(self, member: Member, report: Report) -> None:
+        """Note the engine's report of its cached tokens."""
+        hit, prompt, model = self.hit, self.prompt, self.model
+        verification, hit.reported_tokens = self.router.verification, report.cached
+        # Comparing the prompt's length costs nothing, and covers every field of the request.
+        if not isinstance(prompt, Prompt) or prompt.shape is None or not prompt.exact or len(prompt.packed) > 1:
+            return
+        if verification is not None and model is not None and report.prompt not in (None, prompt.tokens):
+            verification.other_length(member, model.tokens, prompt, report.prompt)
+            hit.prediction = None  # it was made for other tokens, so it tells nothing of the index
 
 
 # ---- the choice of a replica for it, with what is expected there
@@ -194,13 +204,23 @@ def _tenant(facts: RequestFacts, key: Key) -> Tenant:
 
 
 def used(facts: RequestFacts) -> tuple[Use, int | None]:
-    """The charged tokens, and the generated ones without those that nobody but their number of events tells of."""
+    """The charged tokens, and the generated ones without those that nobody but their number of events tells of.
+
+    The generated ones are all attempts'; the prompt's are those of the replica that has told most of it, if one tells.
+    """
     prompt, attempts, half, report = facts.prompt, facts.attempts, facts.half, facts.report
     hit = facts.hit if half is None or half.outcome != "handed" else half.at_replica
     is_refused = facts.exchange.status >= 400
     if facts.type.generation is None:
         return NOTHING if is_refused else _opaque(facts, hit), None if report is None else report.generated
-    generated, output, told = generated_by(attempts)
+    generated, output, told = 0, None, None
+    for attempt in attempts:
+        own = attempt.counted_tokens if attempt.ended_s else attempt.tokens
+        generated += own
+        if attempt.framed or (attempt.report is not None and attempt.report.generated is not None):
+            output = own if output is None else output + own
+        if attempt.told is not None and (told is None or attempt.told.choices > told.choices):
+            told = attempt.told  # what others computed before they were lost is not charged
     if (is_refused and not generated) or not isinstance(prompt, Prompt) or not attempts:
         return NOTHING, output
     if attempts[-1].status >= 400 and all(attempt.status >= 400 for attempt in attempts):
@@ -213,7 +233,8 @@ def used(facts: RequestFacts) -> tuple[Use, int | None]:
         return prompt_use(tokens, told.cached, generated), output
     last = None if facts.flow.resumes else attempts[-1].report
     tokens = prompt.all_tokens if last is None or last.prompt is None else last.prompt
-    return prompt_use(tokens, hit.cached_tokens, generated), output
+    cached = min(hit.cached_tokens, tokens)
+    return Use(0, tokens - cached, cached, generated), output
 
 
 def _opaque(facts: RequestFacts, hit: PredictedHit) -> Use:
@@ -236,23 +257,6 @@ def _opaque(facts: RequestFacts, hit: PredictedHit) -> Use:
         # Its first events repeat fields of the request, in which a client may have written any figures.
         return prompt_use(prompt.all_tokens, 0, report.counted)
     return prompt_use(prompt.all_tokens if report.prompt is None else report.prompt, hit.cached_tokens, report.tokens)
-
-
-def generated_by(attempts: Sequence[Attempt]) -> tuple[int, int | None, PromptsTold | None]:
-    """The tokens that these attempts have generated, counted by events where no engine says so, and without those.
-
-    And the figures of the replica that has told most prompts: what others computed before it was lost is not charged.
-    """
-    tokens, exact, most = 0, None, None
-    for attempt in attempts:
-        report, told = attempt.report, attempt.told
-        generated = attempt.counted_tokens if attempt.ended_s else attempt.tokens
-        tokens += generated
-        if attempt.framed or (report is not None and report.generated is not None):
-            exact = generated if exact is None else exact + generated
-        if told is not None and (most is None or told.choices > most.choices):
-            most = told
-    return tokens, exact, most
 
 
 def prompt_use(tokens: int, cached: int, generated: int = 0) -> Use:

@@ -101,7 +101,10 @@ def lines_to(
         options = [value.lower() for name, value in headers if name == b"connection"]
         named = {part.strip() for value in options if value not in USUAL_OPTIONS for part in value.split(b",")}
         passed = passed if named.isdisjoint(passed) else passed - named
-    kept = [b"%b: %b\r\n" % header for header in headers if header[0] in passed]
+    kept = []
+    for name, value in headers:
+        if name in passed:
+            kept.append(name + b": " + value + b"\r\n")
     return b"".join((*kept, member.own_lines, admitted.id_line, more))
 
 
@@ -123,6 +126,7 @@ SESSION_HEADERS = (
     b"x-amp-thread-id",
 )
 _RANKS = {name: rank for rank, name in enumerate(SESSION_HEADERS)}
+NAMES_OF_SESSION = frozenset(_RANKS)
 
 
 class Session(NamedTuple):
@@ -132,7 +136,7 @@ class Session(NamedTuple):
 
 def session_of(headers: Sequence[Header], prompt_cache_key: str | None) -> Session | None:
     best: tuple[int, bytes] | None = None
-    for name, value in () if _RANKS.keys().isdisjoint(dict(headers)) else headers:
+    for name, value in headers:
         if name in _RANKS and value and (best is None or (_RANKS[name], value) < best):
             best = _RANKS[name], value
     if best is not None:

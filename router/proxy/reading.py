@@ -26,6 +26,7 @@ from router.prompts.prompt import (
     UNREADABLE,
     Peek,
     Prompt,
+    approximate,
     by_text,
     forget_others,
     object_salted,
@@ -150,7 +151,8 @@ def _draft(request: Request, model: ServedModel, body: bytes, peek: Peek, salt: 
     """Make the prompt: at once where that delays no other client, else on a thread."""
     tokens = model.tokens
     if tokens.why_not is not None and len(body) <= QUICK_APPROXIMATE_BYTES:
-        request.prompted(tokens.approximate(peek, model.lora, salt))
+        tokens.approximated["model"] += 1
+        request.prompted(approximate(tokens.model, peek, model.lora, salt, tokens.why_not))
         return
     draft = partial(tokens.draft, request.type.api, body, peek, model.lora, salt, model.max_model_len)
     if not tokens.is_quick(body):

@@ -30,7 +30,7 @@ from router.proxy.attempt import Attempt
 from router.proxy.exchange import Exchange
 from router.proxy.facts import RequestFacts, choose, prompt_use, used
 from router.proxy.flow import OVER, Flow, RequestType
-from router.proxy.headers import JSON_LINE, TO_READ, TO_REPLICA, TRACED, session_of
+from router.proxy.headers import JSON_LINE, NAMES_OF_SESSION, TO_READ, TO_REPLICA, TRACED, session_of
 from router.proxy.prefill import Prefill
 from router.proxy.progress import Progress
 from router.proxy.request_summary import Notes, RequestSummary
@@ -86,8 +86,11 @@ class Request(RequestFacts):
     def reads(self, peek: Peek) -> ServedModel:
         """Note what was read of its body; raise ApiError if no replica serves its model."""
         self.peek, self.model_name, self.streams = peek, peek.model, bool(peek.stream)
-        session = session_of(self.exchange.scope["headers"], peek.prompt_cache_key)
-        self.session = None if session is None else session.key
+        headers, cache_key = self.exchange.scope["headers"], peek.prompt_cache_key
+        self.session = None  # few have one
+        if cache_key is not None or not NAMES_OF_SESSION.isdisjoint(dict(headers)):
+            session = session_of(headers, cache_key)
+            self.session = None if session is None else session.key
         members = self.router.members
         model = self.model = members.models.get(peek.model) or members.model(peek.model)
         return model

@@ -115,7 +115,7 @@ class FrontOnWires:
         wire = Wire()
         wire.set_protocol(connection)
         connection.connection_made(wire)
-        member.upstream.release(connection)
+        member.upstream.idle.append(connection)
         return connection
 
     def ask(self, body: bytes, answer: list[bytes]) -> int:

@@ -9,7 +9,19 @@ import asyncio
 from api.native import FRAME
 from router.members.upstream import Connection
 from router.proxy.attempt import BODY, MARK, MAX_ANSWER_IDS, MAX_CHOICES, Attempt
-from router.proxy.streams.events import LONGEST_END
+from router.proxy.streams.events import LONGEST_END, SentEvents
+
+
+def let_pass(attempt: Attempt, events: SentEvents) -> None:
+    """Let whole events pass from now on if one has just ended, or else none."""
+    sending, frames = attempt.sending, attempt.frames
+    if sending is None or sending.connection is None:
+        return  # a gateway has the connection
+    if not events.is_between or (frames is not None and frames.rest):
+        sending.passage = None
+    elif sending.passage is None:
+        kind = Passage if frames is None else FramePassage
+        sending.passage = kind(sending.connection, attempt, events.mark)
 
 
 class Passage(asyncio.Protocol):

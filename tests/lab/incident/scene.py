@@ -23,7 +23,7 @@ from router.members.feed import ReplicaFeed
 from router.placement.cost import Candidate, Question
 from router.placement.index import PrefixIndex
 from router.placement.load import ReplicaLoad
-from router.placement.policy import SEED_BITS, TieBreak, place
+from router.placement.policy import SEED_BITS, TieBreak, choose
 
 MODEL, SIZE, TTL_S = "m", 16, 30.0
 ZERO_S = 1_700_000_000.0  # on the wall, when the router's clock is 0
@@ -172,7 +172,7 @@ class Scene:
         question = Question(len(tokens), matched, turn=len(self.lines))
         candidates = [replica.candidate for replica in self.replicas]
         lot = TieBreak(self.chance.getrandbits(SEED_BITS))
-        decision = place(self.policy, question, candidates, lot, None)
+        decision = choose(self.policy, question, candidates, lot)
         assert decision.chosen is not None
         weighed = [self._weighed(one, cost, matched) for one, cost in zip(self.replicas, decision.costs, strict=True)]
         decided = Decided(

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from events.blocks import block_keys, root_key
 from lab.trace.formats import read_log
 from router.log_lines import LogLine
-from router.placement.policy import SEED_BITS, Candidate, Question, TieBreak, place
+from router.placement.policy import SEED_BITS, Candidate, Question, TieBreak, choose
 from router.proxy.request import Request
 from router.records.request_log import RequestLog
 from tests.router.loopback import until
@@ -299,7 +299,7 @@ def test_near_equals_are_placed_by_the_lot_alone() -> None:
     candidates = [Candidate(f"r{slot}", slot) for slot in range(8)]
 
     def placed(number: int) -> str:
-        chosen = place("random", Question(100, {}), candidates, TieBreak(number), None).chosen
+        chosen = choose("random", Question(100, {}), candidates, TieBreak(number)).chosen
         assert chosen is not None
         return chosen.name
 
