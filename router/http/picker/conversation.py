@@ -13,7 +13,6 @@ from router.http.picker.stream import (
     OutOfOrder,
     Phase,
     PickerStream,
-    Reply,
     RequestHeaders,
     ResponseHeaders,
 )
@@ -42,7 +41,20 @@ class Conversation(Call):
 
     def receive(self, message: bytes) -> None:
         try:
-            replies = self._take(message)
+            heard = wire.read(message)
+            replies, exchange = self._stream.receive(heard), self._exchange
+            if isinstance(heard, RequestHeaders):
+                self._body_until_s = self.connection.loop.time() + self._gateway.limits.whole_body_s
+                self._exchange = self._gateway.open(heard)
+                self._exchange.on_decided = self._decide
+            elif exchange is None:
+                raise OutOfOrder(f"{type(heard).__name__} came before the request's headers")
+            else:
+                if isinstance(heard, ResponseHeaders) and heard.served and isinstance(exchange.answerer, Request):
+                    exchange.guard(moved, exchange.answerer, heard.served)
+                exchange.hear(heard)
+                if isinstance(heard, ResponseHeaders):
+                    replies[0].mutation = exchange.changed_in_answer(heard.headers)
         except (OutOfOrder, ValueError) as error:
             if self._stream.is_open:
                 self._refuse(ApiError(400, f"a message of the gateway cannot be taken: {error}", code="bad_message"))
@@ -52,26 +64,6 @@ class Conversation(Call):
         if not self._decide() and replies:
             self.write(map(wire.written, replies))
         self._extend()
-
-    def _take(self, raw: bytes) -> list[Reply]:
-        message = wire.read(raw)
-        replies = self._stream.receive(message)
-        exchange = self._exchange
-        if isinstance(message, RequestHeaders):
-            self._body_until_s = self.connection.loop.time() + self._gateway.limits.whole_body_s
-            self._exchange = self._gateway.open(message)
-            self._exchange.on_decided = self._decide
-            return replies
-        if exchange is None:
-            raise OutOfOrder(f"{type(message).__name__} came before the request's headers")
-        if isinstance(message, ResponseHeaders):
-            if message.served is not None and isinstance(exchange.answerer, Request):
-                exchange.guard(moved, exchange.answerer, message.served)
-            exchange.hear(message)
-            replies[0].mutation = exchange.changed_in_answer(message.headers)
-        else:
-            exchange.hear(message)
-        return replies
 
     def _decide(self) -> bool:
         """Tell the gateway the outcome, if it is there and has not been told."""

@@ -70,22 +70,23 @@ class Gateway:
 
     def _answer(self, exchange: Exchange) -> None:
         """Answer in place of a replica, which knows only its own models."""
-        exchange.aside = asyncio.get_running_loop().create_task(self._ask_app(exchange))
 
-    async def _ask_app(self, exchange: Exchange) -> None:
         async def no_body() -> Message:
             return {"type": "http.request", "body": b"", "more_body": False}
 
-        try:
-            answer = await self._app_answer(exchange.scope, no_body)
-        except Exception:
-            log.exception("A request of a gateway failed")
+        async def ask_app() -> None:
+            try:
+                answer = await self._app_answer(exchange.scope, no_body)
+            except Exception:
+                log.exception("A request of a gateway failed")
+                exchange.aside = None
+                exchange.fail()
+                return
             exchange.aside = None
-            exchange.fail()
-            return
-        exchange.aside = None
-        kept = [(name, value) for name, value in answer.headers if name != b"content-length"]
-        exchange.answer(answer.status, b"".join(b"%b: %b\r\n" % header for header in kept), answer.body)
+            kept = [(name, value) for name, value in answer.headers if name != b"content-length"]
+            exchange.answer(answer.status, b"".join(b"%b: %b\r\n" % header for header in kept), answer.body)
+
+        exchange.aside = asyncio.get_running_loop().create_task(ask_app())
 
 
 def scope_of(asked: RequestHeaders) -> Scope:

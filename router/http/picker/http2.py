@@ -371,7 +371,14 @@ class Call:
             return
         self.is_blocked = False
         connection.blocked.pop(self, None)
-        while self._rest or self._has_next():
+        while True:
+            if not self._rest:
+                message = next(self._replies, None)
+                if message is None:
+                    break
+                if not self._is_answered:
+                    connection.send(HEADERS, END_HEADERS, stream, ANSWER_HEAD)
+                self._is_answered, self._rest = True, memoryview(b"\0%b%b" % (number(len(message)), message))
             count = 0 if connection.is_full else min(len(self._rest), self.room, connection.room, MAX_FRAME_BYTES)
             if count <= 0:
                 self.is_blocked = True
@@ -389,11 +396,3 @@ class Call:
                 connection.send(RST_STREAM, 0, stream, number(NO_ERROR))
             self.forget()
         connection.flush()
-
-    def _has_next(self) -> bool:
-        message = next(self._replies, None)
-        if message is not None:
-            if not self._is_answered:
-                self.connection.send(HEADERS, END_HEADERS, self._stream_number, ANSWER_HEAD)
-            self._is_answered, self._rest = True, memoryview(b"\0%b%b" % (number(len(message)), message))
-        return message is not None

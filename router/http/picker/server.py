@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from google.protobuf.message import DecodeError
 
@@ -51,39 +52,35 @@ class PickerServer:
         self._connections: dict[Http2Connection, None] = {}
         self._serving: asyncio.Task[None] | None = None
 
-    def _connect(self) -> Http2Connection:
-        most = self._config.max_body_bytes + MAX_BESIDE_BYTES
-        return Http2Connection(self._connections, self._open, self._gateway.limits, most)
-
     def _open(self, connection: Http2Connection, stream: int, path: bytes) -> Call:
         gateway, config = self._gateway, self._config
-        limits = gateway.limits
-        if gateway.streams >= limits.connections + limits.spare_connections:  # the others are for probes
-            call = Call(connection, stream)
-            call.finish(RESOURCE_EXHAUSTED, f"{gateway.streams:,} streams are open; try again")
-            return call
-        if path == PROCESS:
+        if gateway.streams >= gateway.limits.connections + gateway.limits.spare_connections:  # those are for probes
+            refusal = RESOURCE_EXHAUSTED, f"{gateway.streams:,} streams are open; try again"
+        elif path == PROCESS:
             return Conversation(connection, stream, gateway, config.first_token_timeout_s, config.idle_timeout_s)
-        if path == CHECK:
+        elif path == CHECK:
             return Check(connection, stream, gateway, self._is_ready)
+        else:
+            refusal = UNIMPLEMENTED, f"{path[:30]!r} is not served; ask {SERVICE}/Process"
         call = Call(connection, stream)
-        call.finish(UNIMPLEMENTED, f"{path[:30]!r} is not served; ask {SERVICE}/Process")
+        call.finish(*refusal)
         return call
 
     async def start(self) -> None:
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(self._connect, sock=self._listener, ssl=self._tls, backlog=BACKLOG)
-        self._serving = loop.create_task(self._serve(server))
+        loop, most = asyncio.get_running_loop(), self._config.max_body_bytes + MAX_BESIDE_BYTES
+        connect = partial(Http2Connection, self._connections, self._open, self._gateway.limits, most)
+        server = await loop.create_server(connect, sock=self._listener, ssl=self._tls, backlog=BACKLOG)
 
-    async def _serve(self, server: asyncio.Server) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            while True:
-                await asyncio.sleep(SWEEP_S)
-                for connection in list(self._connections):
-                    connection.sweep(loop.time())
-        finally:
-            server.close()
+        async def serve() -> None:
+            try:
+                while True:
+                    await asyncio.sleep(SWEEP_S)
+                    for connection in list(self._connections):
+                        connection.sweep(loop.time())
+            finally:
+                server.close()
+
+        self._serving = loop.create_task(serve())
 
     async def close(self) -> None:
         if self._serving is None:

@@ -212,15 +212,9 @@ class PickerStream:
         elif self._has_body:
             changed.append((b"content-length", b"%d" % len(outcome.body)))
         mutation = Mutation(changed, removed)
-        return chain((Reply("request_headers", mutation, endpoints),), self._streamed(outcome.body))
-
-    # ---- the request
-
-    def _streamed(self, body: bytes | bytearray) -> Iterator[Reply]:
-        if self._has_body:
-            yield from parts("request_body", body, end=self._trailers is None)
-        if self._trailers is not None:
-            yield without(self._trailers)
+        body = parts("request_body", outcome.body, end=self._trailers is None) if self._has_body else ()
+        trailers = () if self._trailers is None else (without(self._trailers),)
+        return chain((Reply("request_headers", mutation, endpoints),), body, trailers)
 
     def _expect(self, message: Message, phase: Phase) -> None:
         if self.phase is not phase:
