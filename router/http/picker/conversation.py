@@ -7,23 +7,15 @@ from router.http.picker import wire
 from router.http.picker.exchange import PickedExchange, moved, refusal
 from router.http.picker.gateway import Gateway
 from router.http.picker.http2 import INVALID_ARGUMENT, LATER_S, Call, Http2Connection
-from router.http.picker.stream import (
-    Mode,
-    Outcome,
-    OutOfOrder,
-    Phase,
-    PickerStream,
-    RequestHeaders,
-    ResponseHeaders,
-)
+from router.http.picker.stream import Mode, OutOfOrder, Phase, PickerStream, RequestHeaders, ResponseHeaders
 from router.proxy.exchange import too_large
 from router.proxy.request import Request
 
 
 class Conversation(Call):
-    """A gateway goes on by itself with an answer that the picker leaves. The limits are those that replicas have.
+    """A gateway goes on by itself with an answer that the picker leaves.
 
-    `LATER_S`: than the router gives an answer up, and counts that against the replica.
+    Replicas have the same limits; the router gives an answer up, and counts that against the replica, `LATER_S` before.
     """
 
     def __init__(
@@ -80,8 +72,6 @@ class Conversation(Call):
         if exchange is not None:
             exchange.leave()
 
-    # ---- what goes wrong
-
     def too_late(self) -> None:
         if self._stream.phase is Phase.ASKING:
             why = f"the request's body {self._too_slow}; send it again, at once"
@@ -97,16 +87,13 @@ class Conversation(Call):
 
     def _refuse(self, error: ApiError) -> None:
         """Refuse a request that is not decided, lest the gateway let it pass."""
-        outcome: Outcome = refusal(error)
         exchange = self._exchange
         if exchange is not None:
             exchange.on_decided = None
             exchange.refuse(error)  # unless it is refused already
-            outcome = exchange.told()
+        outcome = refusal(error) if exchange is None else exchange.told()
         self.write(map(wire.written, self._stream.decide(outcome)))
         self.finish()
-
-    # ---- time
 
     def _extend(self) -> None:
         """Set the time for the next message, or end the call after the last one."""

@@ -235,8 +235,8 @@ class ByGateway(Transport):
     ) -> None:
         """Tell the gateway the choice, with the headers and the body that the replica would get from this router."""
         member = attempt.member
-        endpoint = endpoint_of(member)
-        if endpoint is None:
+        endpoint = member.upstream.reached_at  # a gateway would look up no name
+        if not endpoint:
             host = quoted(member.upstream.target.host)
             why = f"the replica {member.name} is at {host}, whose IP address is not known yet; try again"
             raise ApiError(503, why, "service_unavailable", code="no_address")
@@ -256,7 +256,7 @@ def picked(exchange: Exchange) -> PickedExchange:
 def moved(request: Request, address: str) -> None:
     """Count a request where it has gone after all, if that is not the first choice."""
     attempt, decision = request.attempt, request.flow.decision
-    if attempt is None or decision is None or endpoint_of(attempt.member) == address:
+    if attempt is None or decision is None or attempt.member.upstream.reached_at == address:
         return
     members = request.router.members
     there = (one for one in members if address in (one.upstream.target.authority, one.upstream.reached_at))
@@ -270,18 +270,13 @@ def moved(request: Request, address: str) -> None:
     request.hit.member, request.hit.prediction = found, None
 
 
-def endpoint_of(member: Member) -> str | None:
-    """The address that a gateway can send to, which would look up no name; None: the router has not reached it yet."""
-    return member.upstream.reached_at or None
-
-
 def fallbacks(decision: Decision, member: Member, members: Members) -> list[str]:
     """The next best replicas, for a gateway that retries: those to which the same headers may go."""
-    chosen, found = endpoint_of(member), list[str]()
+    chosen, found = member.upstream.reached_at, list[str]()
     for cost, candidate in sorted(zip(decision.costs, decision.candidates, strict=True), key=lambda one: one[0]):
         other = members.by_name.get(candidate.name)
         if cost < INFINITE and other is not None and other.own_lines == member.own_lines:
-            endpoint = endpoint_of(other)
-            if endpoint is not None and endpoint not in (chosen, *found):
+            endpoint = other.upstream.reached_at
+            if endpoint and endpoint not in (chosen, *found):
                 found.append(endpoint)
     return found

@@ -42,8 +42,7 @@ class Broken(Exception):
 
 
 def literal(name: bytes, value: bytes) -> bytes:
-    """A header as HPACK has it without its tables."""
-    assert len(name) < 127 and len(value) < 127, "each length is one byte"
+    """A header as HPACK has it without its tables, of a name and a value below 127 bytes."""
     return b"\0%c%b%c%b" % (len(name), name, len(value), value)
 
 
@@ -76,8 +75,6 @@ class Http2Connection(asyncio.Protocol):
         self._unreported = 0  # bytes of the connection's window that are used
         self._bare_frames = 0
         self._heard_s = self.loop.time()
-
-    # ---- the connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
@@ -151,8 +148,6 @@ class Http2Connection(asyncio.Protocol):
         if not self.transport.is_closing():
             self.transport.write(b"".join(self._unsent))
         self._unsent.clear()
-
-    # ---- what comes
 
     def data_received(self, data: bytes) -> None:
         self._heard_s, self._is_reading = self.loop.time(), True

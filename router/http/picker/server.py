@@ -19,13 +19,7 @@ from router.http.picker.http2 import (
     Call,
     Http2Connection,
 )
-from router.http.picker.wire import (
-    HEALTH_SERVICE,
-    MAX_BESIDE_BYTES,
-    SERVICE,
-    HealthCheckRequest,
-    HealthCheckResponse,
-)
+from router.http.picker.wire import HEALTH_SERVICE, MAX_BESIDE_BYTES, SERVICE, HealthCheckRequest, HealthCheckResponse
 
 PROCESS, CHECK = (f"/{name}".encode() for name in (f"{SERVICE}/Process", f"{HEALTH_SERVICE}/Check"))
 SERVING, NOT_SERVING = 1, 2

@@ -226,8 +226,7 @@ def written(reply: Reply | Refusal) -> bytes:
         if reply.endpoints:
             common.clear_route_cache = True
             response.dynamic_metadata.update({LB: {ENDPOINT: reply.endpoints}})
-    encoded: bytes = response.SerializeToString()
-    return encoded
+    return bytes(response.SerializeToString())
 
 
 def _mutate(made: Any, mutation: Mutation) -> None:
