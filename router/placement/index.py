@@ -7,6 +7,7 @@ Keys are not kept by slot: what feeds the index knows them anyway, and passes th
 shared block costs one bit.
 """
 
+from array import array
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial, reduce
@@ -361,6 +362,9 @@ class Approximate:
         self._index = index
         self._capacity_blocks = capacity_blocks
         self._held: dict[int, OrderedDict[int, None]] = {}  # queues by slot; the next to be forgotten is first
+        # Prompts that peers have routed, by their first block: few are asked for again, and only those count.
+        self.unread: OrderedDict[int, list[tuple[int, bytes]]] = OrderedDict()
+        self._unread_bytes = 0
 
     def routed(self, slot: int, keys: Sequence[int]) -> None:
         """Count these blocks, a prompt's from its beginning, as cached by the replica now."""
@@ -379,14 +383,31 @@ class Approximate:
             if (over := len(held) - self._capacity_blocks) > 0:
                 self._index.remove(slot, [held.popitem(last=False)[0] for _ in range(over)])
 
+    def heard(self, slot: int, keys: bytes) -> None:
+        """Note that a peer has routed a prompt there; `keys`: 8 bytes each, little-endian."""
+        if keys:
+            self.unread.setdefault(int.from_bytes(keys[:8], "little"), []).append((slot, keys))
+            self._unread_bytes += len(keys)
+        while self._unread_bytes > 8 * self._capacity_blocks * max(1, len(self._held)):
+            self._unread_bytes -= sum(len(keys) for _, keys in self.unread.popitem(last=False)[1])
+
+    def read(self, first: int) -> None:
+        """Count the prompts that begin with this block as cached now."""
+        for slot, keys in self.unread.pop(first):
+            self._unread_bytes -= len(keys)
+            self.routed(slot, array("Q", keys).tolist())
+
     def blocks(self, slot: int) -> int:
         return len(self._held.get(slot, ()))
 
     def clear(self, slot: int) -> None:
         """Forget the blocks of a replica that is gone or empty."""
+        for first in [first for first, prompts in self.unread.items() if any(slot == there for there, _ in prompts)]:
+            self.read(first)
         self._index.clear(slot, ((GPU, 0, self._held.pop(slot, ())),))
 
     def check(self) -> None:
+        assert self._unread_bytes == sum(len(keys) for prompts in self.unread.values() for _, keys in prompts)
         for slot, held in self._held.items():
             assert len(held) <= self._capacity_blocks
             known = sum(self._index.blocks(slot).values())

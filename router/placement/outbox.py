@@ -56,6 +56,7 @@ class Outbox:
 
     def __init__(self, router: int, wake: Callable[[float], None]) -> None:
         self.router = router
+        self.gathers = True  # False: what is sent is told at once, so that nobody has to take turns
         self._wake = wake
         self._wakes_s = inf  # the time that `wake` was told last
         self._taken_s = -inf
@@ -72,7 +73,7 @@ class Outbox:
             self._first_s = now_s
         self._sent.append(request)
         self._running[request.id] = None
-        self._take_by(max(now_s + SENT_WITHIN_S, self._taken_s + BETWEEN_S), now_s)
+        self._take_by(max(now_s + SENT_WITHIN_S, self._taken_s + BETWEEN_S) if self.gathers else now_s, now_s)
 
     def begun(self, request_id: int, now_s: float) -> None:
         self._begun.append(request_id)

@@ -6,7 +6,7 @@ Pure: time is an argument, nothing waits. The router, `simulate` and the replay 
 
 import random
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
 from math import ceil
@@ -45,6 +45,7 @@ class Placement:
         self.doubted: dict[int, float] = {}  # each slot's factor on claims, if they were wrong
         self._readable = 0  # a mask of the replicas that neighbours may read
         self.outbox: Outbox | None = None  # this router's news for its peers, if it has any
+        self.hear: Callable[[], None] | None = None  # reads the news of other workers
         self.turns = Turns()  # among the peers
         self.shares = Shares()
         self.objectives = Objectives()
@@ -104,7 +105,7 @@ class Placement:
 
     def pause_s(self, candidates: Sequence[Candidate]) -> float:
         """Return how long to wait before the first choice for a request: until peers have made theirs."""
-        if self.outbox is None or not candidates:
+        if self.outbox is None or not self.outbox.gathers or not candidates:
             return 0.0
         return self.turns.pause_s(len(candidates), candidates[0].prefill_tokens_per_s)
 
@@ -127,6 +128,8 @@ class Placement:
         `counts`: it is a turn of round-robin, as only one question of each request should be. `further_tokens`: of
         more prompts of the same request.
         """
+        if self.hear is not None:
+            self.hear()
         matched: dict[int, float] = {}
         below: dict[str, dict[int, float]] = {}
         awaited: dict[int, float] = {}
@@ -136,8 +139,11 @@ class Placement:
             index = self.guesses if size == APPROXIMATE else self.index
             usable = prompt.tokens - 1 if size else None  # the last token is always computed
             readers = self._readable & mask if size else 0
+            keys = prompt.keys(size)
+            if not size and keys and keys[0] in self.approximate.unread:
+                self.approximate.read(keys[0])
             ahead = partial(prompt.keys, size) if size else None
-            matches = by_size[size] = index.match(prompt.keys(size), mask, usable, ahead, readers)
+            matches = by_size[size] = index.match(keys, mask, usable, ahead, readers)
             if matches.gpu or matches.below:
                 tokens = size or prompt.approximate_block_tokens
                 for slot, blocks in matches.gpu.items():
@@ -258,7 +264,8 @@ class Placement:
             self.shares.asked(question.tenant, tokens, now_s)
         if self.outbox is not None:
             came_s = question.now_s if question.came_s is None else question.came_s
-            self.turns.sent(came_s, tokens, now_s)
+            if self.outbox.gathers:
+                self.turns.sent(came_s, tokens, now_s)
             self.outbox.sent(
                 PeerRequest(
                     id=placed.id,
@@ -276,16 +283,18 @@ class Placement:
             )
         return placed
 
-    def sent_by_peer(self, load: ReplicaLoad, request: PeerRequest, keys: list[int], now_s: float) -> Placed:
+    def sent_by_peer(self, load: ReplicaLoad, request: PeerRequest, now_s: float) -> Placed:
         """Count a request that another router has sent to this replica."""
         tokens, fetched_tokens = request.uncached_tokens, request.fetched_tokens
         placed = Placed(load, now_s, tokens, request.streams, request.priority_s, fetched_tokens=fetched_tokens)
         placed.is_ours = False
-        self.sent_as(placed, keys if request.block_size else [], request.awaited_s)
-        if request.block_size:
+        if request.block_size == APPROXIMATE:
+            self.sent_as(placed, [], request.awaited_s)
+            self.approximate.heard(load.candidate.slot, request.keys)
+        else:
+            keys = array("Q", request.keys).tolist()
+            self.sent_as(placed, keys, request.awaited_s)
             self._used(placed, request.block_size, keys)
-        elif keys:
-            self.approximate.routed(load.candidate.slot, keys)
         return placed
 
     def _used(self, placed: Placed, block_size: int, keys: list[int]) -> None:
@@ -316,11 +325,12 @@ class Placement:
 
     def begun(self, placed: Placed, now_s: float) -> None:
         """Note a request's first byte, or the head of a good answer: its blocks will be stored."""
+        matters = placed.streams or placed.awaited is not None
         placed.has_begun = True
         placed.awaited = None
         if placed.streams and not placed.is_batch:
             placed.load.begun(placed.id, now_s)
-        if placed.is_ours and self.outbox is not None:
+        if placed.is_ours and matters and self.outbox is not None:
             self.outbox.begun(placed.id, now_s)
 
     def used(self, placed: Sequence[Placed], computed: int, generated: int) -> None:
@@ -349,4 +359,6 @@ class Placement:
             self.outbox.ended(placed.id, now_s)
 
     def expire(self, now_s: float) -> None:
+        if self.hear is not None:
+            self.hear()
         self.index.optimistic.expire(now_s)

@@ -77,15 +77,15 @@ class Front:
             self._watched_rewrites = LastGood(config.model_rewrites_file, parse_rewrites, "rewrites")
             self._use_rewrites(self._watched_rewrites.look())
         self.links: Links | None = None
-        if config.peer_listen is not None:
+        if config.peer_listen is not None or place is not None:
             peer_keys = None if config.peer_keys is None else shared_keys(config.peer_keys)
 
             def load_of(name: str) -> ReplicaLoad | None:
                 member = self.router.members.by_name.get(name)
                 return None if member is None else member.load
 
-            to_peers = config.peer_listen, config.peers, peer_keys
-            self.links = Links(self.router.placement, load_of, self.router.room, *to_peers, sockets)
+            to_peers = config.peer_listen, config.peers, peer_keys, sockets
+            self.links = Links(self.router.placement, load_of, self.router.room, *to_peers, place)
         self.colleagues = None if place is None else Colleagues(place)
         self.discovery = CombinedDiscovery(discoveries(config))
         self._taken_over: Desired = {}

@@ -147,18 +147,13 @@ def workers_of(config: RouterConfig) -> int:
 
 
 def with_others(config: RouterConfig, place: Place) -> RouterConfig:
-    """The other workers are peers."""
-    numbers = range(place.workers)
-    if config.peer_listen is None:
-        paths = [f"ipc://{place.folder}/peers-{number}" for number in numbers]
-    else:  # each worker has the next port where there are other routers
-        paths = [_next(config.peer_listen, number) for number in numbers]
-    others = [path for number, path in enumerate(paths) if number != place.number]
+    """Each worker has the next port where there are other routers."""
+    listen, numbers = config.peer_listen, range(place.workers)
     return msgspec.structs.replace(
         config,
         message_cache_bytes=config.message_cache_bytes // place.serving[0],
-        peer_listen=paths[place.number],
-        peers=(*others, *(_next(peer, number) for peer in config.peers for number in numbers)),
+        peer_listen=listen and _next(listen, place.number),
+        peers=tuple(_next(peer, number) for peer in config.peers for number in numbers),
     )
 
 

@@ -1,6 +1,5 @@
 """A router hears from its peers what they have sent where: it counts these requests like its own, within bounds."""
 
-from array import array
 from collections.abc import Callable, Iterable
 from math import inf, isfinite
 
@@ -46,8 +45,8 @@ class Inbox:
         self._own = own
         self._turns = placement.turns
 
-    def hear(self, batch: PeerBatch, now_s: float, at_s: float) -> bool:
-        """Count what a peer says; return True if a replica may have more room now. `at_s`: as in `Outbox.take`."""
+    def hear(self, batch: PeerBatch, now_s: float, at_s: float | None) -> bool:
+        """Count what a peer says; return True if a replica may have more room now. `at_s`: None if told at once."""
         if batch.router == self._own:
             return False
         peer = self.peers.get(batch.router)
@@ -56,24 +55,27 @@ class Inbox:
                 return False
             peer = self.peers[batch.router] = Peer(now_s, batch.number)
             self._count_peers()
+        if batch.number < peer.next_number:
+            return False  # it came by another way, too
         peer.heard_s = now_s
-        self.counts.lost_batches += max(0, batch.number - peer.next_number)
+        self.counts.lost_batches += batch.number - peer.next_number
         peer.next_number = batch.number + 1
-        if batch.sent and isfinite(batch.at_s):
+        if at_s is not None and batch.sent and isfinite(batch.at_s):
             self._turns.delayed(at_s - batch.at_s)
         for request in batch.sent:
-            whole = len(request.keys) // KEY_BYTES * KEY_BYTES
-            load, keys = self._load_of(request.replica), array("Q", request.keys[:whole]).tolist()
-            is_bounded = len(peer.requests) < MAX_RUNNING and peer.keys + len(keys) <= MAX_KEYS
-            is_sane = 0.0 <= request.awaited_s <= MAX_AWAITED_S and 0.0 <= request.age_s < inf
+            load, keys = self._load_of(request.replica), len(request.keys) // KEY_BYTES
+            is_bounded = len(peer.requests) < MAX_RUNNING and peer.keys + keys <= MAX_KEYS
+            is_sane = len(request.keys) == keys * KEY_BYTES
+            is_sane = is_sane and 0.0 <= request.awaited_s <= MAX_AWAITED_S and 0.0 <= request.age_s < inf
             is_sane = is_sane and abs(request.priority_s or 0.0) <= MAX_PRIORITY_S  # NaN is not
             if load is None or request.id in peer.requests or not (is_bounded and is_sane):
                 self.counts.ignored += 1
                 continue
             self.counts.requests += 1
-            placed = peer.requests[request.id] = self._placement.sent_by_peer(load, request, keys, now_s)
+            placed = peer.requests[request.id] = self._placement.sent_by_peer(load, request, now_s)
             peer.keys += placed.awaited_keys
-            self._turns.heard(batch.router, request.age_s, request.uncached_tokens, now_s)
+            if at_s is not None:
+                self._turns.heard(batch.router, request.age_s, request.uncached_tokens, now_s)
         for request_id in batch.begun:
             if (begun := peer.requests.get(request_id)) is not None:
                 peer.keys -= begun.awaited_keys

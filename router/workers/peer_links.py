@@ -1,4 +1,4 @@
-"""The sockets between routers: each publishes what its outbox holds, and reads what its peers publish.
+"""The sockets between routers, and the memory between workers: each tells what its outbox holds, and hears the others.
 
 One key pair may serve all routers of a fleet: with it, nobody else reads or is read. A peer that is lost, slow or
 strange costs guesses, and nothing waits for it.
@@ -27,6 +27,7 @@ from router.placement.outbox import RUNNING_S, Outbox, PeerBatch
 from router.placement.placement import Placement
 from router.workers.peer_inbox import MAX_PEERS, Inbox
 from router.workers.peer_names import Names
+from router.workers.processes import Place
 
 log = logging.getLogger(__name__)
 
@@ -93,19 +94,24 @@ class Links:
         placement: Placement,
         load_of: Callable[[str], ReplicaLoad | None],
         on_room: Callable[[], None],
-        listen: str,
+        listen: str | None,
         peers: Iterable[str] = (),
         keys: CurveKeys | None = None,
         sockets: Callable[[str, CurveKeys | None], PeerSockets] = PeerSockets,
+        place: Place | None = None,
     ) -> None:
+        """`listen`: None, unless there are other routers; `place`: if there are other workers."""
         self._loop = asyncio.get_running_loop()
-        self._sockets = sockets(listen, keys)
-        self.endpoint = self._sockets.endpoint
+        self._sockets = None if listen is None else sockets(listen, keys)
+        self.endpoint = "" if self._sockets is None else self._sockets.endpoint
+        self._place = place
+        if place is not None:
+            placement.hear = self._read
         self.unreadable = 0  # messages
         self._on_room = on_room
         self._placement = placement
         self._names = Names(peers)
-        self._peers = "other workers" if listen.startswith("ipc:") else "peers"  # these may be workers, too
+        self._peers = "other workers" if listen is None else "peers"  # these may be workers, too
         self._links: dict[str, Link] = {}  # sockets to peers, by endpoint
         self._warned: set[str] = set()
         self._said = 0  # number of peers, in the log
@@ -115,7 +121,8 @@ class Links:
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._look_up())  # a lookup may take long: peers must hear of us meanwhile
+            if self._sockets is not None:
+                tasks.create_task(self._look_up())  # a lookup may take long: peers must hear of us meanwhile
             tasks.create_task(self._beat())
 
     async def _look_up(self) -> None:
@@ -130,10 +137,13 @@ class Links:
             now_s = self._loop.time()
             for link in self._links.values():
                 link.tick()
-            if not self._sockets.are_heard:
+            has_peers = self._sockets is not None and self._sockets.are_heard
+            if not has_peers and (self._place is None or self._place.serving[0] < 2):
                 self._placement.outbox = None  # nobody is told, so no request has to say anything
-            elif self._placement.outbox is None:
-                self._placement.outbox = Outbox(self._number, self._tell_within)
+            else:
+                if self._placement.outbox is None:
+                    self._placement.outbox = Outbox(self._number, self._tell_within)
+                self._placement.outbox.gathers = has_peers
             self._tell()
             if now_s - beat_s < RUNNING_S + STOOD_STILL_S and self.inbox.expire(now_s):
                 self._on_room()
@@ -148,8 +158,10 @@ class Links:
     def close(self) -> None:
         if self._telling is not None:
             self._telling.cancel()
+        self._placement.hear = None
         self._connect(frozenset())
-        self._sockets.close()
+        if self._sockets is not None:
+            self._sockets.close()
 
     # ---- to peers
 
@@ -164,7 +176,11 @@ class Links:
             self._telling = None
         if (outbox := self._placement.outbox) is not None:
             for batch in outbox.take(self._loop.time(), time.time()):
-                self._sockets.send([TOPIC, _encode(batch)])
+                message = _encode(batch)
+                if self._place is not None:
+                    self._place.ring.write(message)
+                if self._sockets is not None:
+                    self._sockets.send([TOPIC, message])
 
     # ---- from peers
 
@@ -181,10 +197,21 @@ class Links:
         if has_room:
             self._on_room()
 
+    def _read(self) -> None:
+        """Hear of what other workers have written since; this is called while a request is placed."""
+        assert self._place is not None, "there are other workers"
+        outbox, has_room = self._placement.outbox, False
+        at_s = time.time() if outbox is not None and outbox.gathers else None
+        for message in self._place.ring.read():
+            has_room |= self.inbox.hear(_decode(message), self._loop.time(), at_s)
+        if has_room:
+            self._loop.call_soon(self._on_room)
+
     def _connect(self, endpoints: frozenset[str]) -> None:
         for endpoint in self._links.keys() - endpoints:
             self._links.pop(endpoint).close()
         for endpoint in sorted(endpoints - self._links.keys()):
+            assert self._sockets is not None, "else nobody is named"
             self._links[endpoint] = self._sockets.link(
                 "peers", endpoint, self._heard, topic=TOPIC, most_bytes=MAX_BATCH_BYTES, warned=self._warned
             )

@@ -30,6 +30,7 @@ from api.http.server import hold
 from api.process.lifeline import die_with_parent
 from api.process.own_folder import OwnFolder
 from router.tenants.shared_limits import SharedLimits
+from router.workers.ring import RING_BYTES, Ring
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ class Place(NamedTuple):
     serving: mmap.mmap  # its one byte says how many there are now
     folder: Path  # the sockets between them lie there; only this user may enter it
     usage: SharedLimits
+    ring: Ring
     joins: bool  # others that serve: they know what it has to know
 
 
@@ -113,7 +115,7 @@ class Processes:
             self._signals(),
         ):
             self._folder, self._pid = own.path, os.getpid()
-            self._usage = SharedLimits(self._count, lock)
+            self._usage, self._rings = SharedLimits(self._count, lock), mmap.mmap(-1, self._count * RING_BYTES)
             for number in range(self._count):
                 listener = hold(self._host, self._port, first=not number)
                 self._port = listener.getsockname()[1]
@@ -193,7 +195,8 @@ class Processes:
                 if other is not worker:
                     other.listener.close()
             self._usage.begin(worker.number)
-            place = Place(worker.number, self._count, self._serving, self._folder, self._usage, self._is_ready)
+            shared = self._serving, self._folder, self._usage, Ring(self._rings, self._count, worker.number)
+            place = Place(worker.number, self._count, *shared, self._is_ready)
             os.set_blocking(say, False)
 
             def say_alive(percent: int) -> None:

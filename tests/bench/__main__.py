@@ -23,6 +23,7 @@ BY_NAME = (
     "screenshots",
     "film",
     "terminal",
+    "workers",
 )
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
@@ -269,6 +270,19 @@ def test_when_a_worker_is_killed_only_its_streams_break_and_new_connections_are_
                     whole = False
                 assert whole == (number != 0), at
         wait_until(lambda: len(values(lasting, "open_requests")) == 2, "both are there again")
+
+
+def test_what_a_killed_worker_had_sent_takes_no_more_room(replicas: Fleet) -> None:
+    with (
+        router(*replicas.as_options, *WORKERS, "--replica-limit", HELD // 2) as served,
+        held(served),
+        ThreadPoolExecutor() as thread,
+    ):
+        late = thread.submit(completion, served)
+        wait_until(lambda: values(served, "queue_length").total() == 1, "all replicas are full")
+        [other] = [int(worker) for worker, waiting in values(served, "queue_length").items() if not waiting]
+        os.kill(workers(served)[other], signal.SIGKILL)
+        assert late.result(DEADLINE_S).status == 200
 
 
 # ---- files that break

@@ -305,7 +305,7 @@ class Served:
 
 @asynccontextmanager
 async def served(*replicas: Scripted, ready: bool = True, **config: Any) -> AsyncIterator[Served]:
-    """A router in front of these replicas; at its end nothing may be left of any request."""
+    """A router in front of these replicas, a worker at `place`; at its end nothing may be left of any request."""
     async with AsyncExitStack() as stack:
         for replica in replicas:
             if not replica.port:
@@ -315,7 +315,8 @@ async def served(*replicas: Scripted, ready: bool = True, **config: Any) -> Asyn
         specs = tuple(replica.spec for replica in replicas)
         loop = asyncio.get_running_loop()
         given: dict[str, Any] = {"clock": loop.time} if isinstance(loop, WorldLoop) else {}
-        front = Front(RouterConfig(**{**usual, "replicas": specs, **config}), listener, **given)
+        place = config.pop("place", None)
+        front = Front(RouterConfig(**{**usual, "replicas": specs, **config}), listener, place, **given)
         await front.start()
         try:
             names = {replica.name: replica for replica in replicas}

@@ -1,8 +1,6 @@
-"""The workers of a router are peers of each other."""
+"""The parts that the workers of a router have."""
 
-import mmap
 import os
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -10,34 +8,17 @@ import pytest
 from api.process.cpus import usable_cpus
 from router.config import RouterConfig
 from router.process.server import MAX_BY_ITSELF, with_others, workers_of
-from router.tenants.shared_limits import SharedLimits
-from router.workers.processes import Place
+from tests.router.workers.places import places
 
 CPUS = len(os.sched_getaffinity(0))
 
 
-def place(number: int, workers: int) -> Place:
-    serving = mmap.mmap(-1, 1)
-    serving[0] = workers
-    with tempfile.TemporaryFile() as lock:
-        return Place(number, workers, serving, Path("/run/here"), SharedLimits(workers, lock), joins=False)
-
-
-def test_workers_are_peers_of_each_other() -> None:
-    parts = [with_others(RouterConfig(), place(number, 3)) for number in range(3)]
-    ends = {part.peer_listen for part in parts}
-    assert len(ends) == 3
-    for part in parts:
-        assert {part.peer_listen, *part.peers} == ends
-        assert part.peer_listen not in part.peers
-
-
 def test_with_other_routers_each_worker_has_a_port_of_its_own_and_hears_all_of_theirs() -> None:
     config = RouterConfig(peer_listen="tcp://10.0.0.1:5570", peers=("tcp://10.0.0.2:5570", "tcp://[fd00::2]:5570"))
-    part = with_others(config, place(1, 2))
+    [_, place] = places(2, Path("/run/here"))
+    part = with_others(config, place)
     assert part.peer_listen == "tcp://10.0.0.1:5571"
     assert part.peers == (
-        "tcp://10.0.0.1:5570",
         "tcp://10.0.0.2:5570",
         "tcp://10.0.0.2:5571",
         "tcp://[fd00::2]:5570",

@@ -17,6 +17,7 @@ from router.placement.placement import Placement
 from router.workers.peer_links import TOPIC, Links
 from tests.router.loopback import until
 from tests.router.scripted import CHAT, Scripted, Served, chat, connect, says, served, silent, up
+from tests.router.workers.places import places
 
 ANY = "tcp://127.0.0.1:0"
 
@@ -47,6 +48,17 @@ async def pair(replica: Scripted, **config: Any) -> AsyncIterator[tuple[Served, 
     ):
         await until(lambda: hears(other) == 1, "it is heard")
         assert other.router.placement.outbox is None, "nobody listens to it"
+        yield one, other
+
+
+@asynccontextmanager
+async def workers(
+    *replicas: Scripted, folder: Path, heard: int = 1, **config: Any
+) -> AsyncIterator[tuple[Served, Served]]:
+    """Two workers of one router, each of which hears so many others."""
+    [first, second] = places(2, folder)
+    async with served(*replicas, place=first, **config) as one, served(*replicas, place=second, **config) as other:
+        await until(lambda: hears(one) == hears(other) == heard, "they are heard")
         yield one, other
 
 
@@ -114,7 +126,8 @@ async def test_a_request_waits_for_its_routers_turn(monkeypatch: pytest.MonkeyPa
         assert len(one.router.history.decisions) <= 2
 
 
-async def test_requests_wait_for_room_that_another_router_makes() -> None:
+@pytest.mark.parametrize("are_workers", [False, True])
+async def test_requests_wait_for_room_that_another_router_makes(are_workers: bool, tmp_path: Path) -> None:
     asked, release = [], asyncio.Event()
 
     async def answers(call: Any) -> None:
@@ -122,8 +135,9 @@ async def test_requests_wait_for_room_that_another_router_makes() -> None:
         await release.wait()
         call.answer(b"{}")
 
+    two = partial(workers, folder=tmp_path) if are_workers else pair
     async with (
-        pair(Scripted("r0", answers), replica_limit=1) as (one, other),
+        two(Scripted("r0", answers), replica_limit=1) as (one, other),
         connect(one.port) as first,
         connect(other.port) as second,
     ):
@@ -131,7 +145,7 @@ async def test_requests_wait_for_room_that_another_router_makes() -> None:
         await until(lambda: in_flight(other) == (0, 1), "the other counts it")
         second.send("POST", CHAT, chat())
         await until(lambda: len(other.router.waiting) == 1, "it waits, as the replica is full")
-        assert len(asked) == 1
+        await until(lambda: len(asked) == 1, "the replica has got the first")
         release.set()
         assert (await first.answer()).status == (await second.answer()).status == 200
 
@@ -165,13 +179,45 @@ async def test_a_router_that_dies_is_forgotten(
 
 async def test_workers_of_one_router_are_not_called_routers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    replica, paths = Scripted("r0", silent), [f"ipc://{tmp_path}/{number}" for number in range(2)]
-    async with (
-        served(replica, peer_listen=paths[0], peers=(paths[1],)),
-        served(replica, peer_listen=paths[1], peers=(paths[0],)),
-    ):
-        await until(lambda: "other workers heard: 1 (before: 0)" in caplog.text, "it is heard")
+    async with workers(Scripted("r0", silent), folder=tmp_path):
+        assert "other workers heard: 1 (before: 0)" in caplog.text
     assert "router" not in "".join(one.message for one in caplog.records if "heard" in one.message)
+
+
+async def test_workers_hear_each_other_and_routers_elsewhere(tmp_path: Path) -> None:
+    replica = Scripted("r0", silent, native=True)
+    async with (
+        served(replica, peer_listen=ANY) as elsewhere,
+        workers(replica, folder=tmp_path, peer_listen=ANY, peers=(endpoint(elsewhere),), heard=2) as (one, other),
+        connect(elsewhere.port) as far,
+        connect(one.port) as near,
+    ):
+        far.send("POST", CHAT, chat())
+        await until(lambda: in_flight(one) == in_flight(other) == (0, 1), "both count what is sent elsewhere")
+        near.send("POST", CHAT, chat())
+        await until(lambda: in_flight(other) == (0, 2), "the other counts it, too")
+        assert in_flight(one) == (1, 2)
+
+
+async def test_what_a_worker_has_just_sent_counts_in_the_next_choice_of_another(tmp_path: Path) -> None:
+    replicas = [Scripted(f"r{number}", says(b"{}")) for number in range(4)]
+    async with workers(*replicas, folder=tmp_path, policy="cost") as both:
+        for number in range(8):
+            went = set()
+            for worker in both:
+                async with connect(worker.port) as client:
+                    answer = await client.post(CHAT, chat(f"{number} " * 2000))
+                    went.add(answer.headers["x-warmroute-replica"])
+            assert len(went) == 1, "the second worker counts on the blocks that the first has ordered"
+
+
+async def test_a_worker_knows_the_queue_that_another_has_made(tmp_path: Path) -> None:
+    async with workers(Scripted("r0", silent, native=True), folder=tmp_path) as (one, other):
+        async with connect(one.port) as client:
+            client.send("POST", CHAT, chat())
+            await until(lambda: in_flight(other) == (0, 1), "the other counts it")
+            assert other.member("r0").candidate.queued_tokens == one.member("r0").candidate.queued_tokens > 0
+        await until(lambda: in_flight(other) == (0, 0), "it has ended")
 
 
 async def test_an_endpoint_that_is_taken_is_named() -> None:
