@@ -60,6 +60,7 @@ class Router:
         self.rewriting = asyncio.Lock()  # one large body at a time
         self.retry_budget = RetryBudget()
         self.waiting: Waiting[Waiter] = Waiting(config.queue_size)
+        self.newcomers: Waiting[Waiter] = Waiting(config.queue_size)  # requests of sessions that may not begin yet
         self.bodies = Bodies(config.max_bodies_bytes)
         self.reading = Reading(config.queue_timeout_s)
         self.history = History(config, self.predictions, placement.index)
@@ -231,9 +232,11 @@ class Router:
     def over(self, summary: RequestSummary) -> None:
         """Give back what a finished request held, and charge its key."""
         self.lifecycle.open_requests -= 1
-        if summary.attempts and summary.attempts[-1].placed.tenant is not None:
-            placed = [attempt.placed for attempt in summary.attempts]
-            self.placement.used(placed, summary.used.computed, summary.used.generated)
+        if attempts := summary.attempts:
+            last, used = attempts[-1].placed, summary.used
+            if last.tenant is not None or last.turn is not None:
+                placed = [attempt.placed for attempt in attempts]
+                self.placement.used(placed, used.computed, used.generated, summary.ended_s)
         if summary.admitted.charge is not None:
             self.admission.release(summary.admitted, summary.used, summary.ended_s)
         key, model = summary.admitted.key, summary.model
@@ -264,8 +267,13 @@ class Router:
                 attempt.crash()
         self.predictions.settle(now_s)
         self.feeds.tick()
-        for request in self.waiting.expire(now_s):
+        for request in (*self.waiting.expire(now_s), *self.newcomers.expire(now_s)):
             request.exchange.guard(request.give_up_waiting)
+        for model, working_set in self.placement.working_sets.items():
+            for name in working_set.tick(now_s, self.candidates_of(model)):
+                for request in self.newcomers.of(f"{model}/{name}"):
+                    self.newcomers.take(now_s, request)
+                    request.exchange.guard(request.flow.place)
         self.placement.expire(now_s)
 
     def _look_at(self, attempt: Attempt, now_s: float) -> None:

@@ -56,6 +56,7 @@ def fleet_option(flag: str, metavar: str, help: str, field: str, kind: click.Par
 @option("--jitter", "S", "Delay each arrival by up to S seconds.", show_default=False, type=SECONDS, default=0.0)
 @option("--seeds", "K", "Runs, each with its own chance.", show_default=False, type=click.IntRange(1, 1000), default=1)
 @click.option("--closed-loop", is_flag=True, help="A session's turn comes when the last has ended and its gap is over.")
+@click.option("--no-working-set", "working_set", flag_value=False, default=True, help="Sessions begin at once.")
 @click.option("--no-events", "events", flag_value=False, default=True, help="Replicas send no events.")
 @click.option("--no-optimistic", "optimistic", flag_value=False, default=True, help="Only what events say is cached.")
 @option("--recording", "FILE", "Replay: a recording of the replicas' events.", type=FILE)

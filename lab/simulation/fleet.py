@@ -10,13 +10,15 @@ from events.messages import KnownEvent
 from lab.replay import Agenda
 from lab.simulation.arena.router import ArenaRouter
 from lab.simulation.arena.rules import RULES
-from lab.simulation.job import Job, jobs_of
+from lab.simulation.job import MODEL, Job, jobs_of
 from lab.simulation.replica import SimulatedReplica
 from lab.simulation.router import SimulatedRouter
 from lab.simulation.settings import Settings
 from lab.trace.requests import Trace
+from router.placement.sessions import name_of
 
 REPORT_INTERVAL_S = 0.25  # replica.process has the same
+TICK_S = 0.25  # the router's sweep
 LONGEST_GAP_S = 120.0  # the limit in a closed loop: nobody simulates the night until a user comes back
 ROUNDING = 1e-3  # a share of an interval: a time this close to a report counts as past it
 
@@ -36,6 +38,7 @@ class SimulatedFleet:
             self._router = SimulatedRouter(policy, settings, block_tokens, seed=seed)
         self._reports = [False] * settings.replicas  # whether a report is due
         self._then: dict[int, Callable[[], None]] = {}  # next turns in a closed loop, by the job before
+        self._held: dict[str, Job] = {}  # first turns of sessions that may not begin yet
 
     # ---- a run
 
@@ -48,8 +51,11 @@ class SimulatedFleet:
             if last is None:
                 self._agenda.at(job.request.at_s, partial(self._arrive, job, on_request))
             else:
-                gap_s = min(LONGEST_GAP_S, job.request.at_s - last.request.at_s)
+                answer_s = last.request.output_tokens / self._settings.decode_tokens_per_s
+                gap_s = min(LONGEST_GAP_S, max(0.0, job.request.at_s - last.request.at_s - answer_s))
                 self._then[last.number] = partial(self._agenda.after, gap_s, partial(self._next_turn, job, on_request))
+        if self._settings.closed_loop:
+            self._begin_sessions()
         while self._left and self._agenda.step():
             pass
         assert not self._left, f"{self._left} requests wait for ever"
@@ -75,11 +81,36 @@ class SimulatedFleet:
             return
         if job.is_refused:
             self._refuse([job])
+        elif job.is_held:
+            self._hold(job)
         else:
             refused = self._router.wait(job, self._agenda.now_s)
             self._refuse([] if refused is None else [refused])
             expire = self._router.waiting.expire
             self._agenda.after(self._settings.queue_timeout_s, lambda: self._refuse(expire(self._agenda.now_s)))
+
+    def _hold(self, job: Job) -> None:
+        """Keep a session's first turn; its client comes again when it was told to."""
+        working_set, question = self._router.placement.working_sets[MODEL], job.question
+        assert question is not None, "it is held"
+        until_s = self._agenda.now_s + self._settings.queue_timeout_s
+        working_set.wait(question, until_s)
+        self._held[name_of(question)] = job
+
+        def leave() -> None:
+            if self._held.get(name := name_of(question)) is job:
+                del self._held[name]
+                job.turned_away += 1
+                wait_s = working_set.come_again_s(name, self._agenda.now_s)
+                self._agenda.after(wait_s, partial(self._place_or_wait, job))
+
+        self._agenda.at(until_s, leave)
+
+    def _begin_sessions(self) -> None:
+        for working_set in self._router.placement.working_sets.values():
+            for name in working_set.tick(self._agenda.now_s, self._router.candidates):
+                self._place_or_wait(self._held.pop(name))
+        self._agenda.after(TICK_S, self._begin_sessions)
 
     def _place(self, job: Job) -> bool:
         """Send the job to a replica; return False if none has room."""
@@ -125,7 +156,8 @@ class SimulatedFleet:
         job.ended_s = self._agenda.now_s
         self._report_soon(job.replica)
         router = self._router
-        router.placement.used([router.placed[job.number]], 0, job.request.output_tokens)
+        placed = [router.placed[job.number]]
+        router.placement.used(placed, job.uncached_tokens, job.request.output_tokens, job.ended_s)
         router.ended(job.number, job.ended_s)
         self._over(job)
         for waiting in router.with_room(self._agenda.now_s):

@@ -10,6 +10,7 @@ from msgspec import Struct
 from events.blocks import extend_keys, root_key
 from lab.trace.requests import Trace, TraceRequest
 from router.placement.classes import Outlook
+from router.placement.cost import Question
 
 MODEL = "simulated"
 
@@ -51,6 +52,9 @@ class Job(Struct, eq=False):
     uncached_tokens: int = 0  # the replica's finding
     first_s: float = 0.0
     ended_s: float = 0.0
+    question: Question | None = None  # the newest of the router
+    is_held: bool = False  # its session may not begin yet
+    turned_away: int = 0  # how often its client was told to come again
     is_new: bool = True  # it was not placed before
     outlook: Outlook | None = None
     is_refused: bool = False  # it waited for room in vain, or was refused for its class's sake

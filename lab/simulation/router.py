@@ -15,7 +15,10 @@ from router.placement.waiting import STEP_S, Waiting
 class SimulatedRouter(ReplayState):
     def __init__(self, policy: str, settings: Settings, block_tokens: int, *, seed: int) -> None:
         guesses = APPROXIMATE_TOKENS // block_tokens
-        super().__init__(policy, approximate_blocks=guesses, optimistic=settings.optimistic, seed=seed)
+        holds = settings.closed_loop and settings.working_set and settings.events
+        super().__init__(
+            policy, approximate_blocks=guesses, optimistic=settings.optimistic, working_sets=holds, seed=seed
+        )
         self.waiting: Waiting[Job] = Waiting(settings.queue_size)
         cache = {"block_size": block_tokens, "total_blocks": settings.capacity_blocks(block_tokens)}
         names = [f"replica-{number}" for number in range(settings.replicas)]
@@ -38,13 +41,14 @@ class SimulatedRouter(ReplayState):
         self._tenants.add(tenant)
         self.placement.shares.others_may_come = len(self._tenants) > 1
         question, _ = self.placement.question(
-            job.prompt, self._slots, now_s, session=session, came_s=came_s, tenant=tenant
+            job.prompt, self._slots, now_s, session=session, model=MODEL, came_s=came_s, tenant=tenant
         )
         candidates = self.candidates
         if self._settings.as_served and job.request.replica is not None:
             candidates = [self.candidates[job.request.replica]]
         decision = self.decide(question, candidates)
         job.behind_s, job.stands_back = question.behind_s, question.stands_back
+        job.question, job.is_held = question, decision.rejection == "held"
         if job.is_new:
             room_s = 0.0 if decision.chosen else self.waiting.wait_of(question.counts_from_s, now_s)
             job.is_new, job.outlook = False, self.placement.outlook(decision, room_s)

@@ -58,6 +58,7 @@ ANSWERS = {
     ("POST", "/explain"): "What would be decided",
     ("GET", "/decisions"): "The newest first",
     ("GET", "/decisions/{request_id:path}"): "One of them",
+    ("GET", "/sessions"): "By model, those that wait to begin and the last ones that had a turn",
     ("GET", "/prefixes"): "What saves most first",
 }
 CONTENT: dict[str, dict[str, Any]] = {"/metrics": {"text/plain": {}}, "/usage": {**_JSON, "text/csv": {}}}
@@ -74,6 +75,7 @@ QUERIES: dict[str, dict[str, Any]] = {
     "/explain": {"api": {"enum": [*APIS]}},
     "/decisions": _LIMIT,
     "/prefixes": _LIMIT,
+    "/sessions": _LIMIT,
 }
 
 

@@ -227,6 +227,12 @@ class Endpoints:
             raise ApiError(404, message, code="decision_not_found")
         return json_response(found.record())
 
+    async def sessions(self, request: Request) -> Response:
+        """Those that wait to begin, and the last ones that had a turn."""
+        limit, now_s = limit_of(request.query_params, USUAL_DECISIONS), self.services.now_s()
+        models = {model: one.rows(now_s, limit) for model, one in self.services.placement.working_sets.items()}
+        return json_response({"models": models})
+
     async def prefixes(self, request: Request) -> Response:
         limit = limit_of(request.query_params, 20)
         async with self._sharing:

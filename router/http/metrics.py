@@ -15,6 +15,7 @@ from router.members.members import Member, Members, approximate_prompts
 from router.members.tally import Tally
 from router.placement.cost import TAKES
 from router.placement.placement import Placement
+from router.placement.sessions import WorkingSet
 from router.placement.waiting import Waiting
 from router.proxy.request_summary import RequestCounts
 from router.responses import FeedState
@@ -156,6 +157,16 @@ CLASS_COUNTERS: tuple[Metric[ClassCounts], ...] = (
     ),
 )
 
+WORKING_SET_GAUGES: tuple[Metric[WorkingSet], ...] = (
+    Metric("sessions_waiting", "Sessions that wait to begin.", lambda w: len(w.waiting)),
+    Metric("sessions_context_tokens", "Contexts of sessions that will likely go on.", lambda w: w.active_tokens),
+    Metric("sessions_bound_tokens", "The most of them; 0: no session waits to begin.", lambda w: w.bound_tokens),
+    Metric("sessions_lost_ratio", "Part of what sessions had computed that no cache held any more.", lambda w: w.lost),
+)
+WORKING_SET_COUNTERS: tuple[Metric[WorkingSet], ...] = (
+    Metric("sessions_begun", "Sessions that have begun after a wait.", lambda w: w.begun),
+)
+
 # Metrics with a writing function of their own: name and meaning.
 MODEL_QUEUE = f"{PREFIX}model_queue_length", "Those of one model, also while it has no replica."
 REFUSED = f"{PREFIX}refused", "Requests refused by the router itself."
@@ -191,6 +202,8 @@ def text_of(printed: Printed, *, shows_keys: bool = True) -> Iterator[str]:
     groups = printed.waiting.groups
     names = dict.fromkeys((*known.expected, *known.models, *groups))
     yield metric("gauge", *MODEL_QUEUE, ((labels(model=name), groups[name]) for name in names))
+    sets = [(labels(model=model), one) for model, one in printed.placement.working_sets.items()]
+    yield from _rows(WORKING_SET_GAUGES, WORKING_SET_COUNTERS, sets)
     refused = printed.counts.refused.items()
     yield metric("counter", *REFUSED, ((labels(code=code), count) for code, count in refused))
     approximate = approximate_prompts(known.models.values()).items()

@@ -92,6 +92,7 @@ APP_ROUTES = (
     _route(POST, "/explain", ADMINISTRATOR, Endpoints.explain),
     _route(GET, "/decisions", ADMINISTRATOR, Endpoints.decisions),
     _route(GET, "/decisions/{request_id:path}", ADMINISTRATOR, Endpoints.decision, encoded_slashes=True),
+    _route(GET, "/sessions", ADMINISTRATOR, Endpoints.sessions),
     _route(GET, "/prefixes", ADMINISTRATOR, Endpoints.prefixes),
     _route(GET, "/debug/index", ADMINISTRATOR, Endpoints.debug_index),
     _route(GET, "/dashboard/replicas/{name}", READER, Endpoints.dashboard_replica),

@@ -43,8 +43,9 @@ class Reuse:
     def __len__(self) -> int:
         return self._known
 
-    def used(self, pages: Iterable[int], now_s: float) -> None:
-        known, last_s, gaps, uses = self._pages, self._last_s, self._gaps, 0
+    def used(self, pages: Iterable[int], now_s: float) -> int:
+        """Note a use of these pages; return how many of them were used before."""
+        known, last_s, gaps, uses, again = self._pages, self._last_s, self._gaps, 0, 0
         for page in pages:
             place = page % MAX_KNOWN_PAGES
             if known[place] != page:
@@ -56,6 +57,7 @@ class Reuse:
                 self._known += 1
             elif known[place] == page:
                 gaps[_bin(now_s - before_s)] += 1
+                again += 1
             known[place] = page
             last_s[place] = now_s
             uses += 1
@@ -66,6 +68,7 @@ class Reuse:
             self._uses *= KEPT
             self._gaps = [uses * KEPT for uses in self._gaps]
             self._renewed_at = 0.0
+        return again
 
     def chance(self, idle_s: float) -> float:
         """P(used again later, given that it was not used again within this idle time)."""

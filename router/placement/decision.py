@@ -35,8 +35,9 @@ MAX_TOLD = 10  # replicas, in an error
 COMPUTE = "COMPUTE"  # a portion's source
 TOLD_FRACTION = 0.2  # parts smaller than this share of the whole difference are not worth a word
 
-# Why no replica took it: worth waiting for room; too long for all; failed by each; none available.
-Rejection: TypeAlias = Literal["full", "too_long", "tried", "unavailable"]
+# Why no replica took it: worth waiting for room; its session may not begin yet; too long for all; failed
+# by each; none available.
+Rejection: TypeAlias = Literal["full", "held", "too_long", "tried", "unavailable"]
 
 
 class Decision(Struct, eq=False, gc=False):
@@ -191,6 +192,8 @@ class Decision(Struct, eq=False, gc=False):
         """The reason why no replica took it, for an error message."""
         if not self.candidates:
             return "no replica serves this model"
+        if self.rejection == "held":
+            return "more sessions are active than the caches of its replicas hold, and others came before this one"
         if self.rejection == "too_long":
             longest = max(candidate.max_model_len or 0 for candidate in self.candidates)
             found = f"the prompt has {self.question.tokens} tokens; send at most {longest - 1}"

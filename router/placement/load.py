@@ -7,6 +7,7 @@ the engine's /metrics. Every event costs O(1), and no record of a request stays 
 
 from collections import deque
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -14,6 +15,9 @@ from api.measured_rate import MeasuredRate
 from events.native import Load
 from router.placement.cost import ASSUMED_TOKENS_PER_S, INFINITE, Candidate, Tenant
 from router.placement.prices import UNKNOWN_RATES, loading_price
+
+if TYPE_CHECKING:
+    from router.placement.sessions import Turn
 
 LEAST_TOKENS = 256  # a sample of less says more about the network than about prefill
 TOGETHER_S = 0.005
@@ -294,6 +298,7 @@ class Placed(Struct, eq=False, gc=False):
     stands_back: bool = False  # who overtakes it harms nobody, as its tenant was given more than its share
     has_begun: bool = False
     is_batch: bool = False  # it has several prompts: its first byte says that one of them is computed
+    turn: "Turn | None" = None  # of a session
     id: int = 0
 
     @property

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import count
 from math import ceil
 
-from router.placement.ages import CacheAges, Reuse, pages_of
+from router.placement.ages import CacheAges, Reuse, page_tokens, pages_of
 from router.placement.classes import Objectives, Outlook
 from router.placement.cost import NONE_TRIED, NOTHING, NOTHING_BELOW, Candidate, Half, Prompt, Question, Tenant
 from router.placement.decision import Decision
@@ -20,6 +20,7 @@ from router.placement.index import APPROXIMATE, USUAL_BLOCKS, Approximate, Match
 from router.placement.load import Placed, ReplicaLoad
 from router.placement.outbox import Outbox, PeerRequest, Turns
 from router.placement.policy import SEED_BITS, Ring, TieBreak, choose
+from router.placement.sessions import WorkingSet
 from router.placement.shares import Shares
 
 QUEUE_MARGIN = 2.0  # requests occasionally wait for this multiple of the estimate
@@ -34,9 +35,13 @@ class Placement:
         first_token_timeout_s: float,
         approximate_blocks: int = USUAL_BLOCKS,
         optimistic: bool = True,
+        working_sets: bool = False,
         seed: int | None = None,
     ) -> None:
+        """`working_sets`: new sessions wait while those that have begun do not fit into the caches."""
         self.policy = policy
+        self.working_sets: dict[str, WorkingSet] = {}  # by base model
+        self._holds = working_sets and policy == "cost"
         self.index = PrefixIndex()
         self.guesses = PrefixIndex()  # guesses for replicas that have no events; the slots are the index's
         self.approximate = Approximate(self.guesses, approximate_blocks)
@@ -116,6 +121,8 @@ class Placement:
         now_s: float,
         *,
         session: str | None = None,
+        within: str | None = None,
+        model: str = "",
         tried: frozenset[str] = NONE_TRIED,
         came_s: float | None = None,
         half: Half = "decode",
@@ -167,6 +174,8 @@ class Placement:
             matched=matched,
             below=below or NOTHING_BELOW,
             session=session,
+            within=within,
+            model=model,
             tried=tried,
             exact=prompt.exact,
             turn=self._questions,
@@ -204,6 +213,9 @@ class Placement:
             question.anyway = True  # to generate, rather a replica that is believed to be down than none
             decision = choose(policy, question, candidates, lot, ring)
         decision.tie_break = lot.number
+        working_set = self.working_sets.get(question.model)
+        if working_set is not None and decision.chosen is not None and not working_set.may_begin(question):
+            decision.chosen, decision.rejection = None, "held"
         return decision
 
     def outlook(self, decision: Decision, room_s: float = 0.0) -> Outlook | None:
@@ -256,7 +268,13 @@ class Placement:
         placed.stands_back, placed.is_batch = question.stands_back, question.further_tokens > 0
         self.sent_as(placed, keys, wait_s)
         if block_size:
-            self._used(placed, block_size, keys)
+            known = self._used(placed, block_size, keys)
+            if placed.pages and question.model and self._holds:
+                working_set = self.working_sets.get(question.model)
+                if working_set is None:
+                    working_set = self.working_sets[question.model] = WorkingSet(self.reuse)
+                known *= page_tokens(block_size)
+                placed.turn = working_set.turn(question, placed.pages, known, load.candidate.name)
         elif keys:
             self.approximate.routed(slot, keys)
         if question.tenant is not None:
@@ -297,13 +315,15 @@ class Placement:
             self._used(placed, request.block_size, keys)
         return placed
 
-    def _used(self, placed: Placed, block_size: int, keys: list[int]) -> None:
-        """Note that a prompt's blocks are used there now."""
+    def _used(self, placed: Placed, block_size: int, keys: list[int]) -> int:
+        """Note that a prompt's blocks are used there now; return how many of its pages were used before."""
+        known = 0
         if keys and self.policy == "cost":
             placed.pages = pages_of(keys, block_size)
-            self.reuse.used(placed.pages, placed.sent_s)
+            known = self.reuse.used(placed.pages, placed.sent_s)
             if (ages := placed.load.candidate.ages) is not None:
                 ages.routed(placed.pages, placed.sent_s)
+        return known
 
     def sent_as(self, placed: Placed, keys: list[int], wait_s: float) -> Placed:
         """Count a request with these figures; its blocks count as cached for `wait_s` without an event."""
@@ -333,12 +353,14 @@ class Placement:
         if placed.is_ours and matters and self.outbox is not None:
             self.outbox.begun(placed.id, now_s)
 
-    def used(self, placed: Sequence[Placed], computed: int, generated: int) -> None:
+    def used(self, placed: Sequence[Placed], computed: int, generated: int, now_s: float) -> None:
         """Count the tokens that a request's attempts have used in the end, beyond those that they were to compute."""
         if (tenant := placed[-1].tenant) is not None:
             begun = [one.uncached_tokens for one in placed if one.has_begun]
             unforeseen = max(0, computed - sum(begun)) if begun else 0
             self.shares.used(tenant, unforeseen, generated)
+        if (turn := placed[-1].turn) is not None and placed[-1].has_begun:
+            turn.computed(computed, now_s)
 
     def fetched(self, placed: Placed, now_s: float) -> None:
         """Note the first token of a request whose KV came from another replica."""
@@ -349,6 +371,8 @@ class Placement:
         if placed.tenant is not None and not placed.has_begun:
             self.shares.spared(placed.tenant, placed.uncached_tokens)
         placed.load.ended(placed.id, now_s)
+        if placed.turn is not None:
+            placed.turn.ended(now_s)
         if placed.awaited is not None:
             candidate = placed.load.candidate
             self.index.optimistic.withdraw(candidate.slot, *placed.awaited)

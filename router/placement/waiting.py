@@ -97,6 +97,9 @@ class Waiting(Generic[Entry]):
         insort(self._deadlines, ticket.deadline)
         return refused
 
+    def of(self, group: str) -> list[Entry]:
+        return [entry for entry, ticket in self._tickets.items() if ticket.group == group]
+
     def in_order(self) -> Iterator[Entry]:
         """Entries in the order of their turns; they may be taken meanwhile."""
         for _, number in list(self._places):

@@ -201,7 +201,7 @@ class Front:
         self._workers, config = workers, self.config
         limits = connection_limits(config.max_connections)
         self._limits = replace(limits, connections=-(-limits.connections // workers))
-        self.router.waiting.capacity = -(-config.queue_size // workers)
+        self.router.waiting.capacity = self.router.newcomers.capacity = -(-config.queue_size // workers)
         self.router.bodies.limit_bytes = max(config.max_body_bytes, config.max_bodies_bytes // workers)
         for connection in list(self.server.connections.open):  # clients connect again, and the kernel divides anew
             connection.retire(now=False)
@@ -320,7 +320,9 @@ def assembled(
 ) -> tuple[Router, Upkeep]:
     """Raise OSError or ValueError if a tokenizer or a template cannot be read. Call it within a running loop."""
     tokenizers = Tokenizers(config.model_dirs, config.chat_templates, config.message_cache_bytes)
-    placement = Placement(config.policy, first_token_timeout_s=config.first_token_timeout_s, seed=seed)
+    placement = Placement(
+        config.policy, first_token_timeout_s=config.first_token_timeout_s, working_sets=config.hold_sessions, seed=seed
+    )
     feeds = Feeds(placement.index, lambda name, status: upkeep.heard(name, status), clock)
     router = Router(config, Members(tokenizers.of, config.expected_models), feeds, placement, admission)
     upkeep = upkeep_of(router, tokenizers, seed)

@@ -169,6 +169,10 @@ SETTINGS: dict[str, list[Setting]] = {
             click.IntRange(0, LARGEST), "Maximum number of requests waiting for room; more are refused with status 429."
         ),
         queue_timeout=_row(AT_LEAST_0, "How long a request may wait there."),
+        hold_sessions=_key(
+            click.BOOL,
+            "Let new sessions wait in that queue while the caches do not hold the contexts of those that have begun.",
+        ),
         message_cache_mb=_key(
             FiniteRange(0, LARGEST),
             "Memory for the token ids of messages seen before, for each model.",

@@ -51,6 +51,7 @@ class RequestFacts:
     prompt: AnyPrompt = UNREAD  # a `Prompt` as soon as it is read
     streams: bool = False
     session: str | None = None
+    within: str | None = None  # the session that has begun this one
     priority: int | None = None  # the client's wish, where the router is to obey it
     holder: str | None = None  # the replica that has the response which it is about, or continues
     may_repeat: bool = False  # several replicas may answer it, of which one is heard: it has no other effect
@@ -108,6 +109,7 @@ def decide(
     only: Member | None = None,
     source: Member | None = None,
     tenant: Tenant | None = None,
+    within: str | None = None,
 ) -> tuple[Decision, dict[int, Matches]]:
     """The choice for a prompt, and by block size the blocks of it that match. `only`: no other replica will do.
 
@@ -120,6 +122,8 @@ def decide(
         slots,
         router.now_s(),
         session=session,
+        within=within,
+        model=model.base if only is None and source is None else "",
         tried=tried,
         came_s=came_s,
         counts=source is None,
@@ -145,7 +149,10 @@ def choose(facts: RequestFacts, source: Member | None) -> Decision:
     tenant = None if facts.admitted.key is None else _tenant(facts, facts.admitted.key)
     started, session, tried, came_s = perf_counter(), facts.session, facts.flow.tried, facts.came_s
     away = tried if source is None else tried | source.server.names
-    decision, matches = decide(router, model, prompt, session, away, came_s, only=only, source=source, tenant=tenant)
+    asked = session, away, came_s
+    decision, matches = decide(
+        router, model, prompt, *asked, only=only, source=source, tenant=tenant, within=facts.within
+    )
     if decision.chosen is None and source is not None:  # it may generate the answer itself
         decision, matches = decide(router, model, prompt, session, tried, came_s, only=only, tenant=tenant)
     router.history.counts.decision_s.observe(perf_counter() - started)

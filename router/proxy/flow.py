@@ -196,6 +196,8 @@ class Flow:
         if decision is None or decision.rejection == "full":
             why = "every replica is at its limit, and the queue is full or moves too slowly; try again"
             self._give_up(queue_full(why, wait_s))
+        elif decision.rejection == "held":
+            self._give_up(queue_full(f"{decision.refusal()}; try again after the seconds of Retry-After", wait_s))
         else:
             self._give_up(no_replica(decision.refusal()))
 

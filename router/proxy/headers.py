@@ -132,17 +132,17 @@ NAMES_OF_SESSION = frozenset(_RANKS)
 class Session(NamedTuple):
     key: str  # a digest if what the client sent is long
     source: str  # the header, or the field of the body
+    within: str | None = None  # the session whose agent has begun this one
 
 
 def session_of(headers: Sequence[Header], prompt_cache_key: str | None) -> Session | None:
-    best: tuple[int, bytes] | None = None
-    for name, value in headers:
-        if name in _RANKS and value and (best is None or (_RANKS[name], value) < best):
-            best = _RANKS[name], value
-    if best is not None:
-        rank, value = best
-        return Session(_shortened(value.decode("latin-1")), SESSION_HEADERS[rank].decode())
-    return None if prompt_cache_key is None else Session(_shortened(prompt_cache_key), PROMPT_CACHE_KEY)
+    found = sorted((_RANKS[name], value) for name, value in headers if name in _RANKS and value)
+    if not found:
+        return None if prompt_cache_key is None else Session(_shortened(prompt_cache_key), PROMPT_CACHE_KEY)
+    rank, value = found[0]
+    outer = next((other for _, other in found if other != value), None)
+    within = None if outer is None else _shortened(outer.decode("latin-1"))
+    return Session(_shortened(value.decode("latin-1")), SESSION_HEADERS[rank].decode(), within)
 
 
 def _shortened(given: str) -> str:

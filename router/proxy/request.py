@@ -21,6 +21,7 @@ from router.members.members import Member, ServedModel
 from router.placement.cost import obstacles
 from router.placement.decision import Decision
 from router.placement.elsewhere import fetches
+from router.placement.sessions import name_of
 from router.placement.waiting import STEP_S
 from router.prompts.prompt import UNREADABLE, Peek, Prompt, salted_for, unreadable
 from router.prompts.shapes import NOT_THERE
@@ -87,10 +88,11 @@ class Request(RequestFacts):
         """Note what was read of its body; raise ApiError if no replica serves its model."""
         self.peek, self.model_name, self.streams = peek, peek.model, bool(peek.stream)
         headers, cache_key = self.exchange.scope["headers"], peek.prompt_cache_key
-        self.session = None  # few have one
+        self.session = self.within = None  # few have one
         if cache_key is not None or not NAMES_OF_SESSION.isdisjoint(dict(headers)):
             session = session_of(headers, cache_key)
-            self.session = None if session is None else session.key
+            if session is not None:
+                self.session, self.within = session.key, session.within
         members = self.router.members
         model = self.model = members.models.get(peek.model) or members.model(peek.model)
         return model
@@ -273,6 +275,10 @@ class Request(RequestFacts):
         refused: Waiter | None = self
         # Those for a model without replicas get about half of the queue at most.
         may_wait = self.has_begun or decision.rejection == "full" or 2 * waiting.groups[group] <= waiting.capacity
+        if decision.rejection == "held":
+            question, waiting, may_wait = decision.question, self.router.newcomers, True
+            self.router.placement.working_sets[question.model].wait(question, until_s)
+            group = f"{question.model}/{name_of(question)}"
         if now_s < until_s and may_wait:
             refused = waiting.offer(
                 self,
@@ -292,7 +298,12 @@ class Request(RequestFacts):
 
     def give_up_waiting(self) -> None:
         """Give up after waiting in vain."""
-        self.flow.no_room_in_time(self.router.waiting.estimated_wait_s(self.router.now_s()))
+        router, decision = self.router, self.flow.decision
+        wait_s = router.waiting.estimated_wait_s(router.now_s())
+        if decision is not None and decision.rejection == "held":
+            working_set = router.placement.working_sets[decision.question.model]
+            wait_s = working_set.come_again_s(name_of(decision.question), router.now_s())
+        self.flow.no_room_in_time(wait_s)
 
     def wake_in(self, delay_s: float) -> None:
         self.router.loop.call_later(delay_s, self.exchange.guard, self.flow.place)
@@ -341,6 +352,7 @@ class Request(RequestFacts):
         self.body = b""
         if flow.since_s:
             self.router.waiting.cancel(self)
+            self.router.newcomers.cancel(self)
         use, output_tokens = used(self)
         self.router.over(
             RequestSummary(

@@ -60,6 +60,7 @@ class Services(Protocol):
     rewriting: asyncio.Lock  # one large body at a time
     retry_budget: RetryBudget
     waiting: Waiting[Waiter]
+    newcomers: Waiting[Waiter]  # requests of sessions that may not begin yet
     reading: Reading
     responses: KeptResponses
     tracing: Any  # a `Tracing`, whose package is an extra; None: nothing is traced

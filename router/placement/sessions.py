@@ -1,0 +1,276 @@
+"""Sessions of agents, and the working set: new ones begin only while the contexts of all fit into the caches.
+
+A session's turns come one after the other, each with what was said before. If more sessions are active than the caches
+hold, each turn finds its KV evicted by the others, and all wait for what was computed already. So a new session waits
+for a place then, in fair order over tenants, and those that have begun go on.
+
+Nobody sets the bound. Where computing again what was lost keeps the replicas busy for more than BUSY of the time, fewer
+sessions may go on, and otherwise more. While little is lost, nobody is held, and nothing is decided here.
+"""
+
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from router.placement.ages import Reuse
+from router.placement.cost import Candidate, Question
+from router.placement.prices import CPU, price
+
+LOST = 0.1  # the part of tokens computed before that is computed again; below it, nobody needs to be held
+BUSY = 0.6  # the share of time in which prompts are computed; beyond it they wait for each other
+GAIN = 0.5  # how far the bound moves at the end of a window: this much of the difference to BUSY,
+LEAST_STEP, MAX_STEP = -0.2, 0.1  # within these limits
+WINDOW = 3.0  # turns with this many times the tokens of all caches are one window
+FIRST_WINDOW = 0.5  # the same while nobody is held: to begin late is to begin with too many
+FIRST_BOUND, LEAST_BOUND = 1.4, 0.7  # multiples of all caches
+SMALL = 0.01  # of one cache: a session whose first prompt is smaller is not held
+GONE_S = 900.0  # a session that was silent for so long takes no place
+MAX_SESSIONS = 2**16  # the longest silent ones are forgotten
+MAX_WAITING = 4096  # sessions; others wait without a place in the order
+EARLY = 0.5
+USUAL_WAIT_S, MAX_WAIT_S = 60.0, 120.0  # told to a client while no session has begun lately, and at most
+ABSENT_S = 60.0  # a client that comes so much later than it was told to has lost its place in the order
+
+# A name given by the client, or the last page of its newest prompt, which the next prompt begins with.
+Key: TypeAlias = str | int
+
+
+class Session(Struct, eq=False, gc=False):
+    party: str  # whose it is; empty: there are no tenants
+    tokens: int = 0  # of its newest prompt
+    turns: int = 0
+    running: int = 0  # its turns under way
+    last_s: float = 0.0  # when one began or ended
+    replica: str = ""  # the newest turn's
+
+
+class Turn(Struct, frozen=True, eq=False, gc=False):
+    """A prompt of a session that has had others before."""
+
+    working_set: "WorkingSet"
+    session: Session
+    tokens: int
+    known_tokens: float  # computed before, somewhere
+
+    def ended(self, now_s: float) -> None:
+        self.session.running -= 1
+        self.session.last_s = now_s
+
+    def computed(self, tokens: int, now_s: float) -> None:
+        """Note how much was computed in the end: by then, more may have been evicted than was foreseen."""
+        self.working_set.lose(self.known_tokens, self.known_tokens - (self.tokens - tokens), now_s)
+
+
+class Newcomer(Struct, eq=False, gc=False):
+    """A session that waits to begin."""
+
+    party: str
+    weight: float
+    tokens: int
+    since_s: float
+    until_s: float  # its place in the order is kept until then
+    is_here: bool = True  # its client waits; else it was told to come again
+
+
+class WorkingSet:
+    """Sessions of one model; `tick` brings the size of its caches."""
+
+    def __init__(self, reuse: Reuse) -> None:
+        self.capacity_tokens = 0.0
+        self.smallest_tokens = 0.0  # the smallest cache
+        self.bound = FIRST_BOUND
+        self.is_on = False
+        self.lost = 0.0  # in the last window
+        self.active_tokens = 0.0  # tokens of the sessions that will likely go on, when last counted
+        self.sessions: OrderedDict[Key, Session] = OrderedDict()  # the longest silent one first
+        self.waiting: dict[str, Newcomer] = {}
+        self.begun = 0  # sessions that have waited before
+        self._reuse = reuse
+        self._parties: defaultdict[str, float] = defaultdict(float)  # their part of `active_tokens`
+        self._begun_s: deque[float] = deque(maxlen=32)
+        self._known = self._lost = 0.0  # tokens in this window
+        self._busy = self._looks = 0  # how often a replica was seen to compute prompts in this window, of so many times
+
+    @property
+    def bound_tokens(self) -> float:
+        """The most tokens of sessions that go on; 0: nobody is held."""
+        return self.bound * self.capacity_tokens if self.is_on else 0.0
+
+    def tick(self, now_s: float, candidates: Iterable[Candidate]) -> list[str]:
+        """Count what there is; return the waiting sessions that may begin now, and have begun."""
+        if not self.sessions:
+            return []
+        able = [one for one in candidates if one.ages is not None and one.unavailable is None]
+        sizes = list(map(_size, able))
+        self._looks += len(able)
+        self._busy += sum(one.queued_tokens > 0 for one in able)
+        self.capacity_tokens, self.smallest_tokens = sum(sizes), min(sizes, default=0.0)
+        if not self.is_on:
+            return []
+        self._count(now_s)
+        for name in [name for name, one in self.waiting.items() if one.until_s < now_s]:
+            del self.waiting[name]
+        if not self.waiting and self.active_tokens < self.capacity_tokens:
+            self.is_on = False
+        begins = []
+        while here := [(self._taken_by(one), one.since_s, name) for name, one in self.waiting.items() if one.is_here]:
+            name = min(here)[-1]
+            newcomer = self.waiting[name]
+            if not self._fits(newcomer.tokens):
+                break
+            del self.waiting[name]
+            self.sessions[name] = Session(newcomer.party, newcomer.tokens, last_s=now_s)
+            self._takes(newcomer.party, newcomer.tokens)
+            self._begun_s.append(now_s)
+            self.begun += 1
+            begins.append(name)
+        return begins
+
+    def may_begin(self, question: Question) -> bool:
+        """Tell whether a prompt may be computed now. Those of no session are not held, nor sessions within another."""
+        if not self.is_on or question.session is None or question.tokens < SMALL * self.smallest_tokens:
+            return True
+        name = name_of(question)
+        if name in self.sessions or (question.within and name_of(question, question.within) in self.sessions):
+            return True
+        return not self.waiting and self._fits(question.tokens)
+
+    def wait(self, question: Question, until_s: float) -> None:
+        """Queue a session that may not begin; its place is kept until then, or until its client was told to come."""
+        name, tenant = name_of(question), question.tenant
+        if (newcomer := self.waiting.get(name)) is not None:
+            newcomer.until_s, newcomer.is_here = max(newcomer.until_s, until_s), True
+        elif len(self.waiting) < MAX_WAITING:
+            party, weight = ("", 1.0) if tenant is None else (tenant.name, tenant.weight)
+            self.waiting[name] = Newcomer(party, weight, question.tokens, question.now_s, until_s)
+
+    def come_again_s(self, name: str, now_s: float) -> float:
+        """Estimate the time until a waiting session may begin, for its client to come again then."""
+        pace = self._begun_s
+        each_s = (now_s - pace[0]) / len(pace) if pace else USUAL_WAIT_S
+        newcomer = self.waiting.get(name)
+        before = len(self.waiting)
+        if newcomer is not None:
+            before = sum(one.since_s < newcomer.since_s for one in self.waiting.values())
+        wait_s = min(MAX_WAIT_S, max(1.0, EARLY * (before + 1) * each_s))
+        if newcomer is not None:
+            newcomer.until_s, newcomer.is_here = now_s + wait_s + ABSENT_S, False
+        return wait_s
+
+    def rows(self, now_s: float, limit: int) -> dict[str, object]:
+        """Tell of the sessions that wait, the first in line first, and of those that had a turn, the last one first."""
+        waiting = sorted(self.waiting.items(), key=lambda item: (self._taken_by(item[1]), item[1].since_s))
+        return {
+            "context_tokens": round(self.active_tokens),
+            "bound_tokens": round(self.bound_tokens) or None,
+            "lost": round(self.lost, 3),
+            "waiting": [
+                {
+                    "session": name,
+                    "tokens": one.tokens,
+                    "waits_s": round(now_s - one.since_s, 1),
+                    "is_here": one.is_here,
+                }
+                for name, one in waiting[:limit]
+            ],
+            "sessions": [
+                {
+                    "session": key if isinstance(key, str) else f"(page {key:016x})",
+                    "context_tokens": one.tokens,
+                    "turns": one.turns,
+                    "running": one.running,
+                    "idle_s": 0.0 if one.running else round(now_s - one.last_s, 1),
+                    "replica": one.replica,
+                }
+                for key, one in islice(reversed(self.sessions.items()), limit)
+            ],
+        }
+
+    # ---- turns
+
+    def turn(self, question: Question, pages: Sequence[int], known_tokens: float, replica: str) -> Turn:
+        """Note a prompt that is sent, of which so many tokens were computed before."""
+        sessions = self.sessions
+        tokens, now_s = question.tokens, question.now_s
+        if question.session is not None:
+            key: Key = name_of(question)
+            session = sessions.get(key)
+        else:
+            key = pages[-1]
+            session = next((found for page in reversed(pages) if (found := sessions.pop(page, None)) is not None), None)
+        if session is None:
+            session = Session("" if question.tenant is None else question.tenant.name)
+            if len(sessions) >= MAX_SESSIONS:
+                sessions.popitem(last=False)
+            if question.session is not None:
+                self._takes(session.party, tokens)
+        sessions[key] = session
+        sessions.move_to_end(key)
+        session.tokens = max(tokens, session.tokens) if session.running else tokens
+        session.turns += 1
+        session.running += 1
+        session.last_s, session.replica = now_s, replica
+        return Turn(self, session, tokens, known_tokens if session.turns > 1 else 0.0)
+
+    def lose(self, known_tokens: float, lost_tokens: float, now_s: float) -> None:
+        self._known += known_tokens
+        self._lost += min(known_tokens, max(0.0, lost_tokens))
+        if self._known >= (WINDOW if self.is_on else FIRST_WINDOW) * self.capacity_tokens > 0:
+            self._adjust(now_s)
+
+    # ---- the bound
+
+    def _adjust(self, now_s: float) -> None:
+        """Move the bound by what was lost in this window, where it was what mattered."""
+        self.lost, busy = self._lost / self._known, self._busy / max(1, self._looks)
+        self._known = self._lost = 0.0
+        self._busy = self._looks = 0
+        self._count(now_s)
+        if not self.is_on:
+            self.is_on = self.lost > LOST and busy > BUSY and self.active_tokens > self.capacity_tokens
+            return
+        full = self.active_tokens / (self.bound * self.capacity_tokens)
+        step = max(LEAST_STEP, min(MAX_STEP, GAIN * (BUSY - busy))) if self.lost > LOST else MAX_STEP
+        if (step < 0 and full < 1.05) or (step > 0 and full > 0.9 and self.waiting):
+            self.bound = max(LEAST_BOUND, self.bound * (1 + step))
+
+    def _taken_by(self, newcomer: Newcomer) -> float:
+        """Return what its party has for each of its shares: the one with the least goes first."""
+        return self._parties.get(newcomer.party, 0.0) / newcomer.weight
+
+    def _fits(self, tokens: int) -> bool:
+        return self.active_tokens + tokens <= self.bound_tokens or not self.active_tokens
+
+    def _takes(self, party: str, tokens: float) -> None:
+        self.active_tokens += tokens
+        self._parties[party] += tokens
+
+    def _count(self, now_s: float) -> None:
+        """Add up the contexts; one whose session is silent counts as far as prompts come again after so long."""
+        self.active_tokens = 0.0
+        self._parties.clear()
+        for key, session in reversed(self.sessions.items()):
+            idle_s = 0.0 if session.running else now_s - session.last_s
+            if idle_s > GONE_S:
+                break
+            if session.turns > 1 or isinstance(key, str):
+                self._takes(session.party, session.tokens * (self._reuse.chance(idle_s) if idle_s else 1.0))
+
+
+def name_of(question: Question, session: str | None = None) -> str:
+    """Name the question's session, or another one of its client: what one tenant calls its own is not another's."""
+    party = "" if question.tenant is None else question.tenant.name
+    return f"{party}/{session or question.session}"
+
+
+def _size(candidate: Candidate) -> float:
+    """The tokens that a replica keeps: those in host memory count as far as bringing them is cheaper than computing."""
+    ages = candidate.ages
+    assert ages is not None, "it is asked of tracked caches"
+    host = ages.host_pages
+    if host:
+        host *= 1.0 - price(CPU, candidate.load_tokens_per_s, candidate.prefill_tokens_per_s)
+    return (ages.capacity_pages + host) * ages.page_tokens
