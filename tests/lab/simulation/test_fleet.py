@@ -142,8 +142,8 @@ def turn(at_s: float, session: str | None, number: int = 0, output_tokens: int =
 
 
 def test_in_a_closed_loop_a_turn_comes_when_the_one_before_has_ended_and_its_gap_is_over() -> None:
-    first, second, third = alone([turn(0.0, "a"), turn(3.0, "a"), turn(1000.0, "a")], CLOSED)
-    assert second.request.at_s == pytest.approx(first.ended_s + 3.0)
+    first, second, third = alone([turn(0.0, "a"), turn(13.0, "a"), turn(1000.0, "a")], CLOSED)
+    assert second.request.at_s == pytest.approx(first.ended_s + 3.0), "in the trace, 10 s were the answer"
     assert third.request.at_s == pytest.approx(second.ended_s + 120.0), "a longer gap is cut"
     found = outcome_of([first, second, third], SETTINGS.replicas, RATE)
     assert found.session_mean_s == found.session_p99_s == third.ended_s
@@ -153,7 +153,29 @@ def test_in_a_closed_loop_a_session_goes_on_after_a_turn_that_was_refused() -> N
     narrow = replace(CLOSED, replicas=1, replica_limit=1, queue_timeout_s=1.0)
     other, refused, last = alone([turn(0.0, None, 1), turn(0.1, "a"), turn(20.1, "a")], narrow)
     assert [job.is_refused for job in (other, refused, last)] == [False, True, False]
-    assert last.request.at_s == pytest.approx(0.1 + 1.0 + 20.0)
+    assert last.request.at_s == pytest.approx(0.1 + 1.0 + 10.0)
+
+
+def test_sessions_end_sooner_if_they_begin_only_while_the_caches_hold_their_contexts() -> None:
+    """Sixty sessions of 12 turns come within eight minutes, and the caches hold about ten of them."""
+    requests, number = [], 0
+    for session in range(60):
+        blocks: list[int] = []
+        for at in range(12):
+            blocks += range(number, number := number + (8 if at == 0 else 3))
+            at_s, name = 8.0 * session + 25.0 * at, f"session {session}"
+            requests.append(TraceRequest(at_s, 1024 * len(blocks), 200, tuple(blocks), name))
+    trace = Trace("sessions", 1024, sorted(requests, key=lambda request: request.at_s))
+
+    def figures(tokens: int, working_set: bool) -> tuple[float, float]:
+        settings = replace(CLOSED, replicas=2, capacity_tokens=tokens, working_set=working_set)
+        found = outcome_of(simulated(trace, settings, "cost", 0), 2, RATE)
+        assert found.session_mean_s is not None and not found.refused
+        return found.hit_rate, found.session_mean_s
+
+    (few, late_s), (more, sooner_s) = figures(150_000, False), figures(150_000, True)
+    assert more > 2 * few and sooner_s < 0.9 * late_s
+    assert figures(2_000_000, False) == figures(2_000_000, True), "nothing is held where nothing is lost"
 
 
 def test_where_caches_are_too_small_for_all_sessions_a_closed_loop_shows_what_users_wait_for() -> None:
