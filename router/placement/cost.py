@@ -146,8 +146,6 @@ class Question(Struct, eq=False, gc=False):
     matched: Mapping[int, float]  # slot -> tokens in GPU memory
     below: Mapping[str, Mapping[int, float]] = NOTHING_BELOW  # source -> slot -> tokens, with those of cheaper sources
     session: str | None = None
-    within: str | None = None  # the session that has begun this one
-    model: str = ""  # whose working set it is of; empty: of none
     tried: frozenset[str] = NONE_TRIED  # replicas that have failed this very request
     exact: bool = True  # False: `tokens` is an estimate, and no prompt is too long by an estimate
     anyway: bool = False  # also ask replicas that are only believed to be down
@@ -165,6 +163,8 @@ class Question(Struct, eq=False, gc=False):
     lead_s: float = 0.0  # the part of it by which its tenant had more than its share
     stands_back: bool = False  # it leaves room for higher classes, or for tenants that had less
     further_tokens: int = 0  # tokens of the request's other prompts, to compute wherever it goes
+    within: str | None = None  # the session that has begun this one
+    model: str = ""  # whose working set it is of; empty: of none
 
     @property
     def counts_from_s(self) -> float:
