@@ -15,9 +15,9 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import zmq
@@ -27,7 +27,7 @@ from events.messages import END_SEQ, EventBatch, KnownEvent, encode_batch
 from events.mirror import Mirror
 from events.native import Load, SnapshotHeader, Status, encode_native
 from events.sockets.curve import CurveKeys
-from events.sockets.peers import BoundSocket, PublisherStats
+from events.sockets.peers import INSPECT_S, BoundSocket, PublisherStats
 from events.sockets.transfers import WAITING_MESSAGES, Message, Transfers
 
 log = logging.getLogger(__name__)
@@ -107,6 +107,8 @@ class Publisher:
         self._closed = False
         self._context = zmq.Context()
         self._bound: list[BoundSocket] = []
+        self._inspect_at_s = 0.0
+        self._to_inspect = False  # something came from peers
         self._authenticator: ThreadAuthenticator | None = None
         try:
             if self.config.curve is not None:
@@ -175,17 +177,18 @@ class Publisher:
             while True:
                 # Order matters: an item queued before it is set is seen here, one queued after it writes the pipe.
                 self._sleeping = True
-                wait_s = 0.0 if self._queue else self._transfers.wait_s()
-                ready = dict(self._poller().poll(None if wait_s is None else math.ceil(wait_s * 1000)))
+                waits = [0.0 if self._queue else None, self._transfers.wait_s()]
+                if self._to_inspect:
+                    waits.append(max(0.0, self._inspect_at_s - time.monotonic()))
+                wait_ms = min((math.ceil(wait_s * 1000) for wait_s in waits if wait_s is not None), default=None)
+                ready = dict(self._poller().poll(wait_ms))
                 self._sleeping = False
                 if self._wake_read in ready:
                     os.read(self._wake_read, 4096)
-                for bound in self._bound:
-                    if bound.peers.monitor in ready:
-                        bound.peers.watch()
-                for asked in (self._replays, self._snapshots):
-                    if asked is not None and asked.socket in ready:
-                        self._transfers.receive(asked.socket)
+                self._watch_peers(ready)
+                for bound in (self._replays, self._snapshots):
+                    if bound is not None and bound.socket in ready:
+                        self._transfers.receive(bound.socket)
                 self._transfers.turn()
                 for _ in range(min(len(self._queue), BATCHES_PER_TURN)):
                     item = self._queue.popleft()
@@ -209,10 +212,24 @@ class Publisher:
         poller.register(self._wake_read, zmq.POLLIN)
         for bound in self._bound:
             poller.register(bound.peers.monitor, zmq.POLLIN)
+            if not self._to_inspect:
+                poller.register(bound.peers.arrivals, zmq.POLLIN)
         for asked in (self._replays, self._snapshots):
             if asked is not None and self._transfers.may_receive:
                 poller.register(asked.socket, zmq.POLLIN)
         return poller
+
+    def _watch_peers(self, ready: Mapping[Any, int]) -> None:
+        for bound in self._bound:
+            if bound.peers.monitor in ready:
+                bound.peers.watch()
+            self._to_inspect |= bound.peers.arrivals.fileno() in ready
+        now_s = time.monotonic()
+        if self._to_inspect and now_s >= self._inspect_at_s:
+            self._inspect_at_s = now_s + INSPECT_S
+            self._to_inspect = False
+            for bound in self._bound:
+                bound.peers.inspect()
 
     def _send_batch(self, ts: float, events: Sequence[KnownEvent]) -> None:
         batch = EventBatch(ts, events)  # type: ignore[arg-type]

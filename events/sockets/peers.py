@@ -1,12 +1,15 @@
-"""A bound socket and its connections, whose number libzmq does not bound: it accepts as long as there are descriptors.
+"""A bound socket and its connections: how many there may be, and how much they may send.
 
-Its monitor names the descriptor of each connection; the kernel can shut it down, which libzmq takes for a peer that has
-left.
+libzmq bounds neither: it accepts as long as there are descriptors, and keeps a message that never ends part by part; an
+empty part, two bytes on its way, takes 64. Its monitor names the descriptor of each connection; the kernel says when
+something came by it and how much, and can shut it down, which libzmq takes for a peer that has left.
 """
 
 import logging
 import os
+import select
 import socket as network
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +22,11 @@ from events.sockets.curve import CurveKeys, secure_server
 
 log = logging.getLogger(__name__)
 
+# All peers together may have sent this much by the connections they have: subscriptions, requests of some ten bytes,
+# handshakes and heartbeats. No more can wait, as nobody knows which parts are of messages that have ended, and libzmq
+# takes some 40 bytes for each byte of a topic.
+MAX_BYTES = 2**20
+INSPECT_S = 0.01  # between two looks at what comes; libzmq takes some ten megabytes meanwhile
 _BYTES_RECEIVED = slice(128, 136)  # tcpi_bytes_received of Linux's `struct tcp_info`
 _TCP_INFO = getattr(network, "TCP_INFO", None)
 
@@ -32,6 +40,7 @@ class PublisherStats(Struct):
     snapshots: int = 0
     abandoned_transfers: int = 0  # to peers that did not read them
     refused_peers: int = 0  # there were too many
+    cut_off_peers: int = 0  # they sent too much
 
 
 class PeerConnection(Struct):
@@ -47,9 +56,17 @@ class PeerConnection(Struct):
 
 
 class Peers:
-    """Watches a socket, from before it is bound. Call `watch` when `monitor` has something."""
+    """Watches a socket, from before it is bound.
+
+    Call `watch` when `monitor` has something, and `inspect` after `arrivals` has something: at once, or up to INSPECT_S
+    after the last time.
+    """
 
     def __init__(self, socket: "zmq.Socket[bytes]", most_peers: int, stats: PublisherStats) -> None:
+        if sys.platform == "linux":
+            self.arrivals = select.epoll()
+        else:  # nothing tells how much has come, so it awaits nothing
+            self.arrivals = select.kqueue()
         self._socket = socket
         self._most_peers = most_peers
         self._stats = stats
@@ -63,6 +80,7 @@ class Peers:
         if not self.monitor.closed:
             self._socket.disable_monitor()
             self.monitor.close()
+            self.arrivals.close()
 
     def watch(self) -> None:
         """Track connects and disconnects; close connections beyond the limit."""
@@ -83,6 +101,7 @@ class Peers:
             if not (endpoint.endswith(f":{own[1]}") if isinstance(own, tuple) else endpoint.startswith("ipc:")):
                 continue  # the descriptor belongs to another connection by now
             self._connections[descriptor] = connection
+            self._await_more(descriptor)
             if len(self._connections) > self._most_peers:  # refuse the newest of the host that has the most
                 [(crowd, _)] = Counter(each.host for each in self._connections.values()).most_common(1)
                 newest = next(at for at in reversed(self._connections) if self._connections[at].host == crowd)
@@ -90,6 +109,36 @@ class Peers:
                     log.warning("more than %d peers at one event socket; refusing one from %r", self._most_peers, crowd)
                 self._stats.refused_peers += 1
                 self._shut(newest)
+
+    def inspect(self) -> None:
+        """Count what came; beyond the limit, close the connection that has sent most of the host that has."""
+        for descriptor, _ in self.arrivals.poll(0) if sys.platform == "linux" else ():
+            if (connection := self._connections.get(descriptor)) is not None:
+                now = connection_at(descriptor)
+                connection.received = now.received if now is not None and now.ends == connection.ends else 0
+                self._await_more(descriptor)
+        while sum(each.received for each in self._connections.values()) > MAX_BYTES:
+            by_host: Counter[object] = Counter()
+            for each in self._connections.values():
+                by_host[each.host] += each.received
+            [(host, _)] = by_host.most_common(1)
+            worst = max(
+                (at for at, each in self._connections.items() if each.host == host),
+                key=lambda at: self._connections[at].received,
+            )
+            if not self._stats.cut_off_peers:
+                log.warning("a peer of an event socket at %r sends without end; closing it", host)
+            self._stats.cut_off_peers += 1
+            self._shut(worst)
+
+    def _await_more(self, descriptor: int) -> None:
+        if sys.platform != "linux":
+            return
+        with suppress(OSError):  # it is closed
+            try:
+                self.arrivals.modify(descriptor, select.EPOLLIN | select.EPOLLONESHOT)
+            except FileNotFoundError:
+                self.arrivals.register(descriptor, select.EPOLLIN | select.EPOLLONESHOT)
 
     def _shut(self, descriptor: int) -> None:
         connection = self._connections.pop(descriptor)

@@ -20,7 +20,7 @@ from events.messages import Frames
 from events.sockets.curve import CurveClient, CurveKeys
 from events.sockets.curve_link import CurveLink
 from events.sockets.link import Link
-from events.sockets.peers import BoundSocket, PublisherStats
+from events.sockets.peers import INSPECT_S, BoundSocket, PublisherStats
 from events.sockets.plain_link import PlainLink
 from router.placement.load import ReplicaLoad
 from router.placement.outbox import RUNNING_S, Outbox, PeerBatch
@@ -49,6 +49,7 @@ class PeerSockets:
         """Raise OSError if nothing can listen at the endpoint."""
         self._loop = asyncio.get_running_loop()
         self._keys = keys
+        self._inspecting: asyncio.TimerHandle | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._authenticator = None if keys is None else keys.authenticator(self._context)
         more = {"waiting_messages": WAITING_BATCHES, "most_peers": MAX_PEERS}
@@ -61,8 +62,9 @@ class PeerSockets:
             raise
         self.endpoint = self._bound.endpoint
         peers = self._bound.peers
-        self._watched = int(peers.monitor.FD)
-        self._loop.add_reader(self._watched, peers.watch)
+        self._watched = int(peers.monitor.FD), peers.arrivals.fileno()
+        self._loop.add_reader(self._watched[0], peers.watch)
+        self._loop.add_reader(self._watched[1], self._arrived)
         peers.watch()  # the descriptor is edge-triggered
         ours = None if keys is None else CurveClient(keys.public, keys.public, keys.secret)
         self.link = PlainLink if ours is None else partial(CurveLink, self._context, ours)
@@ -75,8 +77,19 @@ class PeerSockets:
         with suppress(zmq.Again):  # it is lost, as if on the way
             self._bound.socket.send_multipart(frames, zmq.NOBLOCK)
 
+    def _arrived(self) -> None:
+        self._loop.remove_reader(self._watched[1])
+        self._inspecting = self._loop.call_later(INSPECT_S, self._inspect)
+
+    def _inspect(self) -> None:
+        self._bound.peers.inspect()
+        self._loop.add_reader(self._watched[1], self._arrived)
+
     def close(self) -> None:
-        self._loop.remove_reader(self._watched)
+        if self._inspecting is not None:
+            self._inspecting.cancel()
+        for descriptor in self._watched:
+            self._loop.remove_reader(descriptor)
         self._bound.close(linger_ms=0)
         self._end()
 

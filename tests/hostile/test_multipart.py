@@ -9,8 +9,8 @@ import re
 import socket as network
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -18,13 +18,14 @@ import zmq
 from msgspec.structs import replace
 
 import events
+from events.publisher import Publisher, PublisherConfig
 from events.sockets.curve import CurveClient, load_curve, secure_server, write_keys
 from events.source import Source
 from events.subscriber import Subscriber
 from router.placement.placement import Placement
 from router.workers.peer_links import Links
 from tests.hostile.pauses import pauses
-from tests.hostile.peers import GREETING, part, ready, resident_mb
+from tests.hostile.peers import GREETING, connected, part, ready, resident_mb
 
 ANY = "tcp://127.0.0.1:0"
 MAX_MB = 90.0  # that an attack may cost: a message of 32 MiB from another router, and copies of its last part
@@ -37,6 +38,7 @@ FLOODS = {
     "tiny parts": (part(b"", True) * 100_000, 80),
     "parts without an end": (part(b"x" * 1000, True) * 1000, 300),
 }
+TO_A_PUBLISHER = FLOODS | {"large parts": (part(bytes(1024), True) * 1000, 300)}  # it takes no larger ones
 
 
 class Attacker:
@@ -206,6 +208,47 @@ async def test_a_publisher_with_keys_is_cut_off_as_well(tmp_path: Path) -> None:
                 await asyncio.sleep(0.002)
         socket.disable_monitor()
         monitor.close()
+
+
+# ---- sockets that are bound: of a publisher, and of a router for its peers
+
+
+@pytest.mark.parametrize("flood", TO_A_PUBLISHER)
+@pytest.mark.parametrize("name", ["events", "status", "replay", "snapshot", "peers"])
+async def test_a_peer_that_sends_too_much_in_one_message_is_cut_off(
+    name: str, flood: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ExitStack() as stack:
+        if name == "peers":
+            placement = Placement("cost", optimistic_ttl_s=1.0, first_token_timeout_s=1.0)
+            links = Links(placement, lambda _: None, print, ANY)
+            stack.callback(links.close)
+            endpoint = links.endpoint
+        else:
+            publisher = stack.enter_context(Publisher(PublisherConfig(ANY, ANY, ANY, ANY)))
+            endpoint = getattr(publisher.endpoints, name)
+        with flooding(endpoint, b"DEALER" if name in ("replay", "snapshot") else b"SUB", *TO_A_PUBLISHER[flood]):
+            await withstands(lambda: "sends without end; closing it" in caplog.text)
+
+
+@contextmanager
+def flooding(endpoint: str, kind: bytes, piece: bytes, times: int) -> Iterator[None]:
+    """Send a flood from a thread; what is shut down may just not be read any more."""
+
+    def flood() -> None:
+        with suppress(OSError):
+            _send(opened, piece, times)
+
+    with connected(endpoint, kind) as opened:
+        opened.settimeout(1.0)
+        thread = threading.Thread(target=flood)
+        thread.start()
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # it is cut off already
+                opened.shutdown(network.SHUT_RDWR)
+            thread.join()
 
 
 # ---- no others

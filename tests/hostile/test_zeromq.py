@@ -1,10 +1,11 @@
-"""Peers of a publisher's sockets that do not read, or ask without end."""
+"""Peers of a publisher's sockets that do not read, ask without end, or send without end."""
 
 import gc
 import socket as network
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from events.messages import BlockStored
 from events.native import SNAPSHOT_REQUEST
 from events.publisher import Publisher, PublisherConfig, ReplayBuffer
 from events.sockets.curve import load_curve, write_keys
-from events.sockets.peers import PublisherStats
+from events.sockets.peers import MAX_BYTES, PublisherStats
 from events.sockets.transfers import MESSAGES_PER_S, REQUESTS_PER_S, SNAPSHOTS_ALIVE, STALLED_S, Transfers
 from replica.cli import replica
 from tests.hostile.peers import connected, flooding, part, resident_mb
@@ -98,12 +99,49 @@ def test_peers_that_ask_without_end_are_read_at_a_bounded_rate(context: "zmq.Con
         until(lambda: publisher.seq == 100, "events go on")
 
 
+def test_a_peer_with_too_many_topics_is_cut_off(context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+    """One peer that subscribed to 100,000 topics of 1,000 bytes took 4 GB, and nothing was sent for 100 s."""
+    numbers = count()
+    topics = b"".join(part(b"\x01" + next(numbers).to_bytes(4, "big") * 8, False) for _ in range(MAX_BYTES // 20))
+    with Publisher(config()) as publisher, context.socket(zmq.SUB) as honest:
+        honest.linger = 0
+        honest.subscribe(b"")
+        honest.connect(publisher.endpoints.events)
+        until(lambda: publishing(publisher) and honest.poll(1), "an honest peer is served")
+        with connected(publisher.endpoints.events, b"SUB") as hostile:
+            with suppress(ConnectionError):  # closed before all of it was sent
+                hostile.sendall(topics)
+            until(lambda: publishing(publisher) and publisher.stats.cut_off_peers, "they were too many")
+        while honest.poll(0):
+            honest.recv_multipart()
+        until(lambda: publishing(publisher) and honest.poll(1), "others are served")
+        assert publisher.failed is None
+
+
+def publishing(publisher: Publisher) -> bool:
+    publisher.publish([stored(1)])
+    return True
+
+
 def test_a_topic_longer_than_any_of_ours_is_not_read() -> None:
     with Publisher(config()) as publisher, connected(publisher.endpoints.events, b"SUB") as hostile:
         with suppress(ConnectionError):  # closed before all of it was sent
             hostile.sendall(part(b"\x01" + bytes(1_000_000), False))
         hostile.settimeout(DEADLINE_S)
         assert _is_closed(hostile)
+
+
+@pytest.mark.chaos
+def test_a_message_without_an_end_is_cut_off(caplog: pytest.LogCaptureFixture) -> None:
+    endless = part(b"", True) * 100_000
+    with Publisher(config()) as publisher:
+        before = resident_mb()
+        for endpoint, kind in ((publisher.endpoints.replay, b"DEALER"), (publisher.endpoints.events, b"SUB")):
+            cut_off = publisher.stats.cut_off_peers
+            with flooding(endpoint, kind, endless):
+                until(above(publisher, "cut_off_peers", cut_off + 2), "it is seen each time")
+        assert resident_mb() - before < 600
+    assert caplog.text.count("sends without end") == 1
 
 
 def _is_refused(endpoint: str | None, kind: bytes) -> bool:
