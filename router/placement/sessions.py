@@ -30,6 +30,7 @@ SMALL = 0.01  # of one cache: a session whose first prompt is smaller is not hel
 GONE_S = 900.0  # a session that was silent for so long takes no place
 MAX_SESSIONS = 2**16  # the longest silent ones are forgotten
 MAX_WAITING = 4096  # sessions; others wait without a place in the order
+MAX_BEGINS = 32  # at once
 EARLY = 0.5
 USUAL_WAIT_S, MAX_WAIT_S = 60.0, 120.0  # told to a client while no session has begun lately, and at most
 ABSENT_S = 60.0  # a client that comes so much later than it was told to has lost its place in the order
@@ -115,8 +116,10 @@ class WorkingSet:
             del self.waiting[name]
         if not self.waiting and self.active_tokens < self.capacity_tokens:
             self.is_on = False
-        begins = []
-        while here := [(self._taken_by(one), one.since_s, name) for name, one in self.waiting.items() if one.is_here]:
+        begins: list[str] = []
+        while len(begins) < MAX_BEGINS and (
+            here := [(self._taken_by(one), one.since_s, name) for name, one in self.waiting.items() if one.is_here]
+        ):
             name = min(here)[-1]
             newcomer = self.waiting[name]
             if not self._fits(newcomer.tokens):
@@ -206,6 +209,7 @@ class WorkingSet:
             if len(sessions) >= MAX_SESSIONS:
                 sessions.popitem(last=False)
             if question.session is not None:
+                self.waiting.pop(name_of(question), None)  # the session that it is within has begun meanwhile
                 self._takes(session.party, tokens)
         sessions[key] = session
         sessions.move_to_end(key)
@@ -242,7 +246,9 @@ class WorkingSet:
         return self._parties.get(newcomer.party, 0.0) / newcomer.weight
 
     def _fits(self, tokens: int) -> bool:
-        return self.active_tokens + tokens <= self.bound_tokens or not self.active_tokens
+        if not self.active_tokens or not self.capacity_tokens:  # nobody knows the caches any more
+            return True
+        return self.active_tokens + tokens <= self.bound_tokens
 
     def _takes(self, party: str, tokens: float) -> None:
         self.active_tokens += tokens
