@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct, field
 
-from router.placement.verdict import CostParts, Portion, Verdict
+from router.placement.decision import CostParts, Portion, Verdict
 
 # ---- GET /replicas
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from events.tool.words import printable
 from router.console.asking import Client
 from router.console.formatting import decoded, duration, plain_console
-from router.placement.verdict import Portion, Verdict
+from router.placement.decision import Portion, Verdict
 from router.responses import Explanation
 
 BAR_CELLS = ((100, 20), (72, 12), (0, 0))  # columns from which a bar has this many cells

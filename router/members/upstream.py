@@ -167,10 +167,8 @@ class Upstream:
                     server_hostname=self.target.host if self._tls else None,
                 )
         except (OSError, UnicodeError) as error:  # UnicodeError: the host cannot be a name
-            is_late = isinstance(error, TimeoutError)
-            reason = f"no connection: {getattr(error, 'strerror', None) or error}"
-            if is_late:
-                reason = f"no connection within {self._connect_timeout_s:g} s"
+            is_late, why = isinstance(error, TimeoutError), getattr(error, "strerror", None) or error
+            reason = f"no connection within {self._connect_timeout_s:g} s" if is_late else f"no connection: {why}"
             silent, ours = is_late or is_one_of(error, NETWORK_FAULTS), is_one_of(error, SHORTAGES)
             # The request may have ended the replica if a connection had carried it before.
             sending.broke(Broken(reason, refused=not sending._fresh_only, silent=silent, ours=ours))
@@ -191,11 +189,10 @@ class Upstream:
     def break_all(self, reason: str) -> None:
         """Fail all requests, as the replica was found dead or frozen."""
         for sending in list(self.sendings):
-            if not sending.over:
-                connection = sending.connection
-                sending.broke(Broken(reason))
-                if connection is not None:
-                    connection.abort()
+            connection = sending.connection
+            sending.broke(Broken(reason))
+            if connection is not None:
+                connection.abort()
         self.drop_idle()
 
     def drop_idle(self) -> None:
@@ -259,13 +256,6 @@ class Connection(asyncio.Protocol):
                 return
             self._keeps = False  # nobody asked for the bytes after the answer
         pieces = self._pieces
-        if self._told and len(pieces) == 1 and not self._complete and len(data) <= MAX_HEAD_BYTES:
-            self._bodiless_bytes, body = 0, pieces.pop()
-            if not sending.over:
-                sending._listener.received(body, False)
-            if (passage := sending.passage) is not None and data.endswith(b"%x\r\n%b\r\n" % (len(body), body)):
-                self.transport.set_protocol(passage)  # the parser need not know of chunks between this and the next
-            return
         self._bodiless_bytes = 0 if pieces or self._complete else self._bodiless_bytes + len(data)
         head_bytes = 0
         if not self._told and len(data) > MAX_HEAD_BYTES:  # the head may be most of one long read
@@ -290,6 +280,8 @@ class Connection(asyncio.Protocol):
                 sending._end().received(body, True)
         elif not sending.over:
             sending._listener.received(body, False)  # also without a body: the head alone is news
+            if body and sending.passage is not None and data.endswith(b"%x\r\n%b\r\n" % (len(body), body)):
+                self.transport.set_protocol(sending.passage)  # the parser need not know of chunks till the next one
             if len(data) > LONG_READ_BYTES and self._sending is sending and not sending.paused:
                 self.transport.pause_reading()
                 self._upstream.loop.call_soon(self._read_on, sending)

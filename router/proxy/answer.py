@@ -52,7 +52,6 @@ class KeptAnswer:
         return True
 
     def take(self) -> bytes:
-        """Return what was kept, and release its memory."""
         kept, self._bytes = bytes(self._bytes), bytearray()
         self.hold(0)
         return kept
@@ -60,10 +59,8 @@ class KeptAnswer:
     def hold(self, pending_bytes: int) -> bool:
         """Claim memory for what is kept, and an unfinished frame; return False if there is no room."""
         more = pending_bytes + len(self._bytes) - self._held_bytes
-        if more > 0 and not self._budget.take(more):
+        if not self._budget.take(more):
             return False
-        if more < 0:
-            self._budget.give_back(-more)
         self._held_bytes += more
         return True
 
@@ -87,7 +84,6 @@ class Answer:
     # ---- what its attempt tells
 
     def begun(self, attempt: Attempt) -> None:
-        """Handle a successful response; its head may be sent on."""
         exchange, facts, flow = self.exchange, self.facts, self.flow
         kind = facts.type
         api = kind.generation
@@ -225,7 +221,6 @@ class Answer:
             exchange.answer(attempt.status, self._head_of(attempt), body)
 
     def holds(self, pending_bytes: int) -> bool:
-        """Claim memory for an unfinished frame; return whether there is room."""
         self.kept = self.kept or KeptAnswer(self.router.held)
         return self.kept.hold(pending_bytes)
 
@@ -275,7 +270,6 @@ class Answer:
         self.failed(attempt, broken)
 
     def may_move(self, attempt: Attempt, members: Sequence[Member]) -> bool:
-        """Return whether the request could continue at one of these replicas instead of waiting for its own."""
         if not self.flow.may_leave():
             return False
         exchange, facts, own, reader = self.exchange, self.facts, attempt.member, self.progress.reader
@@ -307,7 +301,6 @@ class Answer:
         return attempt.framed and profile.takes_envelope
 
     def complete(self, attempt: Attempt) -> tuple[bool, str | None]:
-        """Finish half an answer if it needs no replica. Return whether it is finished; else why none can go on."""
         if self.events is not None and self.events.is_complete:
             self.exchange.finish()
             return True, None

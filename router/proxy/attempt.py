@@ -83,7 +83,6 @@ class Report:
         return self.generated if self.is_whole else max(self.generated, self.counted)
 
     def read(self, body: bytes) -> None:
-        """Look for figures in a part of the answer."""
         self.events += body.count(b"\n\n")
         if self._end and (seam := self._end + body[:END_BYTES]).find(MARK) >= 0:
             self._look(seam)
@@ -127,9 +126,7 @@ class AttemptListener(Protocol):
     def model_name(self) -> str | None: ...
     def begun(self, attempt: "Attempt") -> None: ...
     def take(self, attempt: "Attempt", body: bytes, complete: bool) -> None: ...
-    def holds(self, pending_bytes: int) -> bool:
-        """Claim memory for an unfinished frame; return whether there is room."""
-
+    def holds(self, pending_bytes: int) -> bool: ...  # there is room for an unfinished frame, which is claimed
     def refused(self, attempt: "Attempt", body: bytes, complete: bool) -> None:
         """Handle a response of status 400 or more, with all of its body or the beginning."""
 
@@ -177,7 +174,6 @@ class Attempt:
         return self.generated if self.framed else 0 if report is None else report.tokens
 
     def count(self, now_s: float) -> None:
-        """Count what has been generated since the last time."""
         report, output = self.report, self.member.output
         tokens = self.generated if self.framed or report is None else report.tokens
         new = tokens - self.counted_tokens

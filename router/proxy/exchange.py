@@ -185,7 +185,6 @@ class Exchange:
 
     @property
     def unread_bytes(self) -> int:
-        """The bytes of the answer that the client has not read yet."""
         raise NotImplementedError
 
     def abandon(self) -> None:

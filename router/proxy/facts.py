@@ -70,7 +70,6 @@ class RequestFacts:
 
     @property
     def computes(self) -> bool:
-        """Tell whether tokens are computed for it."""
         return not (self.type.of_response or self.exchange.scope["path"].endswith(COMPUTE_NOTHING))
 
     @property
@@ -84,7 +83,6 @@ class RequestFacts:
             self.router.attempt_over(attempt)
 
     def told(self, member: Member, report: Report) -> None:
-        """Note the engine's report of its cached tokens."""
         hit, prompt, model = self.hit, self.prompt, self.model
         verification, hit.reported_tokens = self.router.verification, report.cached
         # Comparing the prompt's length costs nothing, and covers every field of the request.
@@ -189,7 +187,6 @@ def _choose_unread(facts: RequestFacts) -> Decision:
 
 
 def _living_holder(facts: RequestFacts) -> Member | None:
-    """The replica that alone can answer."""
     holder = None if facts.holder is None else facts.router.members.by_name.get(facts.holder)
     return None if holder is None or holder.name in facts.flow.tried else holder
 

@@ -64,13 +64,9 @@ class Port(Protocol):
     """The port from a flow to its shell; calls are about the attempt under way where there is one."""
 
     @property
-    def has_begun(self) -> bool:
-        """Tell whether the client has the head of an answer, or more."""
-
+    def has_begun(self) -> bool: ...  # the client has the head of an answer, or more
     @property
-    def may_repeat(self) -> bool:
-        """Tell whether several replicas may answer it, of which one is heard: it has no other effect."""
-
+    def may_repeat(self) -> bool: ...  # several replicas may answer it, of which one is heard: it has no other effect
     def choose(self) -> "Decision | None":
         """Choose a replica, or none; None: the prompt has to be made again, which has begun. May raise ApiError."""
 
@@ -80,25 +76,15 @@ class Port(Protocol):
     def queue(self, decision: "Decision", since_s: float, until_s: float, not_before_s: float) -> None:
         """Queue for room, as if it had come at `since_s`; without a place, `no_room_in_time` follows at once."""
 
-    def learn(self, row: Row, reason: str) -> None:
-        """Tell the health of the attempt's replica."""
-
+    def learn(self, row: Row, reason: str) -> None: ...  # about the health of the attempt's replica
     def end_attempt(self) -> None: ...
-
-    def others(self) -> bool:
-        """Tell whether another replica could take the request, now or when it has room."""
-
+    def others(self) -> bool: ...  # another replica could take the request, now or when it has room
     def complete(self) -> tuple[bool, str | None]:
         """Finish half an answer if it needs no replica. Return whether it is finished; else why none can go on."""
 
-    def refuse(self, error: ApiError) -> None:
-        """End the request, of whose answer the client has nothing."""
-
-    def break_off(self, why: str) -> None:
-        """End the request in the middle of its answer."""
-
-    def wake_in(self, delay_s: float) -> None:
-        """Call `place` then."""
+    def refuse(self, error: ApiError) -> None: ...  # the client has nothing of an answer
+    def break_off(self, why: str) -> None: ...  # the client has a part of it
+    def wake_in(self, delay_s: float) -> None: ...  # for `place`
 
 
 class RequestType(Struct, frozen=True):
@@ -151,7 +137,6 @@ class Flow:
             self.place()
 
     def outdated(self) -> None:
-        """Note that the prompt is made again."""
         self.state = _OUTDATED[self.state]
 
     def place(self) -> None:
@@ -202,7 +187,6 @@ class Flow:
             self._give_up(no_replica(decision.refusal()))
 
     def elsewhere(self) -> None:
-        """Note that another replica computes the prompt first."""
         self.state = _ELSEWHERE[self.state]
 
     def computed(self) -> None:
@@ -218,7 +202,6 @@ class Flow:
     # ---- events of its attempt
 
     def head(self) -> None:
-        """Note that a replica answers."""
         self.state, self._until_s, self._fruitless = _HEAD[self.state], 0.0, 0
 
     def refused(self, attempt: "Attempt", row: Row, reason: str, now_s: float) -> bool:

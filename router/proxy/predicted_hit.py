@@ -53,7 +53,6 @@ class PredictedHit(Struct, eq=False):
 
     @property
     def block_size(self) -> int:
-        """The block size of the prompt's keys."""
         return self.member.block_size if self.member is not None and self.prompt.exact else APPROXIMATE
 
     @property
@@ -63,7 +62,6 @@ class PredictedHit(Struct, eq=False):
 
     @property
     def exactness(self) -> Exactness:
-        """Tell what is exact of the prediction."""
         prompt, prediction = self.prompt, self.prediction
         tokens = prompt.exact and prompt.doubt is None
         known = tokens and self.index_doubt is None

@@ -152,7 +152,6 @@ class Beginning:
 
     @property
     def has_failed(self) -> bool:
-        """Tell whether the stream is an error instead of an answer."""
         return any(event.lstrip().startswith(_ERRORS) for event in self._held.split(b"\n\n"))
 
 
@@ -316,7 +315,6 @@ class Prefill:
         return True
 
     def _end(self, attempt: Attempt, outcome: PrefillOutcome) -> None:
-        """End the attempt, and go on with the request."""
         self._attempt, self._answer = None, bytearray()
         self.router.attempt_over(attempt)
         self.half.duration_s = attempt.ended_s - attempt.placed.sent_s
@@ -380,7 +378,6 @@ class Prefill:
     # ---- the end
 
     def close(self) -> None:
-        """Cancel what is under way, as the request has ended."""
         self.go_on = None
         if (attempt := self._attempt) is not None:
             attempt.cancel()

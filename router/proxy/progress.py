@@ -112,7 +112,7 @@ class Progress:
                 self._seed = random.getrandbits(63)
         resumed: list[bytes] = []
         if isinstance(reader, Continuation):
-            reader.relay_native()
+            reader.relay(native=True)
             resumed = [pack_ids(reader.ids)] if reader.ids else []
         elif self._said:
             choices = max(prompt.choices, max(self._said) + 1)

@@ -73,7 +73,6 @@ async def _rewrite_apart(request: Request, exchange: Exchange) -> None:
 
 
 def read(request: Request, exchange: Exchange) -> None:
-    """Begin with the whole body."""
     api, router = request.type.generation, request.router
     if api is None and not request.flow.is_single:  # a gateway sends no envelope
         found = APIS.get(request.type.api)
@@ -204,7 +203,6 @@ async def _join_conversation(request: Request, api: GenerationApi, exchange: Exc
 
 
 async def _named(request: Request, body: bytes | bytearray) -> NamedResponses:
-    """The responses that the body names."""
     if is_quick(body):
         try:
             return named_in(body)

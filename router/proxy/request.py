@@ -62,8 +62,8 @@ class Request(RequestFacts):
         self.answer = Answer(self, exchange, self.flow, router, Progress(self))
         exchange.answerer = self
         exchange.on_end = self._over
-        if self.admitted.charge is not None:
-            exchange.more_lines = self._limit_lines
+        if (charge := self.admitted.charge) is not None:  # it is charged for what was used so far
+            exchange.more_lines = lambda: charge.lines(router.now_s(), used(self)[0])
         if router.history.request_log is not None:
             self.notes = Notes()
         if router.tracing is not None and self.type.generation is not None:
@@ -235,7 +235,6 @@ class Request(RequestFacts):
         return True
 
     def record_sent(self, member: Member, decision: Decision, *, streams: bool, envelope: bool = False) -> Attempt:
-        """Record the attempt that is about to be sent."""
         if self.flow.is_single:
             envelope = member.profile.takes_envelope  # a gateway adds a header, in its place
             streams = streams and self.exchange.is_watched  # else nobody hears of the first token
@@ -297,7 +296,6 @@ class Request(RequestFacts):
             refused.give_up_waiting()
 
     def give_up_waiting(self) -> None:
-        """Give up after waiting in vain."""
         router, decision = self.router, self.flow.decision
         wait_s = router.waiting.estimated_wait_s(router.now_s())
         if decision is not None and decision.rejection == "held":
@@ -333,11 +331,6 @@ class Request(RequestFacts):
         self.answer.break_off(why)
 
     # ---- the end
-
-    def _limit_lines(self) -> bytes:
-        """The headers about the key's limits, once it is charged for what was used so far."""
-        charge = self.admitted.charge
-        return b"" if charge is None else charge.lines(self.router.now_s(), used(self)[0])
 
     def _over(self, exchange: Exchange) -> None:  # noqa: ARG002
         flow, api, is_conversation, ended_s = self.flow, self.type.generation, bool(self.type.api), self.router.now_s()

@@ -65,8 +65,6 @@ class RequestSummary(Struct, eq=False, kw_only=True, gc=False):
 
 
 class RequestCounts:
-    """Counters of requests over all replicas."""
-
     def __init__(self) -> None:
         self.refused: Counter[str] = Counter()  # keyed by the error's code
         self.approximate: Counter[str] = Counter()  # keyed by reason
@@ -129,7 +127,6 @@ def compare(predictions: Predictions, summary: RequestSummary, generation: "Pred
 
 
 def count_usage(counts: Counts, summary: RequestSummary) -> None:
-    """Count a finished request as usage of its key and model."""
     status, (_, computed, cached, generated) = summary.exchange.status, summary.used
     counts.requests += 1
     counts.computed_tokens += computed
@@ -243,8 +240,6 @@ def past_decision(summary: RequestSummary, generation: "PredictedHit") -> PastDe
 
 
 class Notes:
-    """Data of one request, gathered while it runs."""
-
     __slots__ = ("body", "decisions")
 
     def __init__(self) -> None:
@@ -264,10 +259,7 @@ class Notes:
                 question.turn,
                 None if decision.chosen is None else decision.chosen.name,
                 sorted(question.tried),
-                [
-                    _weighed(member, cost, question, lost_tokens)
-                    for member, cost, lost_tokens in zip(members, decision.costs, lost, strict=True)
-                ],
+                [_weighed(question, *one) for one in zip(members, decision.costs, lost, strict=True)],
                 question.came_s,
                 question.half,
                 question.is_fetched,
@@ -278,7 +270,7 @@ class Notes:
         )
 
 
-def _weighed(member: "Member", cost: float, question: "Question", lost_tokens: float | None) -> Weighed:
+def _weighed(question: "Question", member: "Member", cost: float, lost_tokens: float | None) -> Weighed:
     """The figures of one replica. Positional, for speed: it runs for every replica and request if a log is kept."""
     candidate, load, slot = member.candidate, member.load, member.slot
     matched = question.matched.get(slot, 0)

@@ -142,7 +142,9 @@ class KeptResponses:
                 raise no_response(response_id, "input" if field == "referenced_items" else "previous_response_id")
             async with self._joining:
                 try:
-                    exchange.body = joined(exchange.body, _decode_conversation(found).items, field)
+                    items, view = _decode_conversation(found).items, memoryview(exchange.body)
+                    before = view[: exchange.body.rindex(b"}")]  # the items come last: of two fields parsers take that
+                    exchange.body = bytearray().join((before, b',"%b":' % field.encode(), items, b"}"))
                 except UNREADABLE as error:
                     message = f"the items of {quoted(response_id)} cannot be read where they are kept: {error}"
                     raise ApiError(502, message, "server_error", code="response_unreadable") from None
@@ -191,8 +193,3 @@ def _is_there(status: int) -> bool:
     if status >= 500:
         raise Broken(f"it answers {status}")
     return status == 200
-
-
-def joined(body: bytearray, items: Raw, field: str) -> bytearray:
-    """A JSON object with these items, last: parsers take the last of two fields."""
-    return bytearray().join((memoryview(body)[: body.rindex(b"}")], b',"%b":' % field.encode(), items, b"}"))

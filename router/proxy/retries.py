@@ -98,15 +98,11 @@ class Budget:
         self.held_bytes = 0
 
     def take(self, more_bytes: int) -> bool:
-        """Reserve more bytes; return False and reserve nothing if that exceeds the limit."""
-        if self.held_bytes + more_bytes > self.limit_bytes:
+        """Reserve more bytes, or fewer; return False and reserve nothing if more exceed the limit."""
+        if more_bytes > 0 and self.held_bytes + more_bytes > self.limit_bytes:
             return False
         self.held_bytes += more_bytes
         return True
-
-    def give_back(self, held_bytes: int) -> None:
-        assert held_bytes <= self.held_bytes, f"{held_bytes} bytes are given back, {self.held_bytes} are held"
-        self.held_bytes -= held_bytes
 
 
 SHARE = 0.2  # the share of requests that may be sent again

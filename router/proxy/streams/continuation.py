@@ -126,14 +126,13 @@ class Continuation:
 
     # ---- what a replica is sent
 
-    def relay(self) -> None:
-        """Prepare for a replica that answers from the beginning."""
-        self._begin(retells=self.head is not None)
+    def relay(self, *, native: bool = False) -> None:
+        """Prepare for a replica that answers from the beginning, or for one of ours.
 
-    def relay_native(self) -> None:
-        """Prepare for a replica of ours, which continues by itself; its frames have the token ids."""
-        self._begin(retells=self.head is not None and not self.ids)
-        self._says_ids = False
+        Ours continues by itself, and its frames have the token ids.
+        """
+        self._begin(retells=self.head is not None and not (native and self.ids))
+        self._says_ids = not native
 
     def resume(self, body: bytes, max_model_len: int | None) -> bytes:
         """The body for a foreign replica: the request as a completion, with the generated tokens in its prompt."""
@@ -198,7 +197,7 @@ class Continuation:
             return shown, self.broken
         if not (self.done or self.why_not):
             return shown, "its stream ended before it was complete"
-        return shown + self.rest(), None
+        return shown + self._reader.take_rest(), None
 
     def feed(self, body: bytes) -> bytes:
         """Parse bytes of the stream; return the bytes for the client, in whole events."""
@@ -206,14 +205,9 @@ class Continuation:
             events = self._reader.feed(body)
         except ValueError as error:
             self.why_not = f"it has {error}"
-            return self.rest()
+            return self._reader.take_rest()
         show = self._retold if self._retells else self._relayed
         return b"".join([show(event) for event in events])
-
-    def rest(self) -> bytes:
-        """Take the bytes after the last whole event."""
-        rest, self._reader.rest = self._reader.rest, b""
-        return rest
 
     def _relayed(self, event: bytes) -> bytes:
         chunk = self._read(event)
@@ -357,7 +351,6 @@ class Continuation:
         return None
 
     def is_complete(self, max_model_len: int | None) -> bool:
-        """Return whether nothing is left to generate."""
         room = self._room(max_model_len)
         return self._finished or (room is not None and room <= 0)
 

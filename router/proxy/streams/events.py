@@ -40,6 +40,10 @@ class EventReader:
             raise ValueError(f"an event of more than {MAX_EVENT_BYTES:,} bytes")
         return events
 
+    def take_rest(self) -> bytes:
+        rest, self.rest = self.rest, b""
+        return rest
+
 
 def with_lf(text: bytes) -> bytes:
     """The same lines, each ended by LF."""

@@ -139,7 +139,7 @@ class Repetition:
         try:
             events = self._reader.feed(body)
         except ValueError as error:
-            self.why_not, events = f"it has {error}", [self._take_rest()]
+            self.why_not, events = f"it has {error}", [self._reader.take_rest()]
         lost: str | None = None
         for event in events:
             part, lost = self._read(event)
@@ -148,14 +148,10 @@ class Repetition:
                 break
         if lost is None and complete:
             if self._done or self.why_not is not None:
-                shown.append(self._take_rest())
+                shown.append(self._reader.take_rest())
             else:
                 lost = "its stream ended before it was complete"
         return b"".join(shown), lost
-
-    def _take_rest(self) -> bytes:
-        rest, self._reader.rest = self._reader.rest, b""
-        return rest
 
     def _read(self, event: bytes) -> tuple[bytes, str | None]:
         """The part of an event that the client lacks, and the reason if the replica is lost with it."""

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.console.explain import bar_of, draw
-from router.placement.verdict import Verdict
+from router.placement.decision import Verdict
 from router.responses import Explanation
 
 ANSWER: dict[str, Any] = {

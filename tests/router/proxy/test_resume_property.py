@@ -91,7 +91,7 @@ def test_a_stream_that_breaks_anywhere_is_read_as_if_it_had_not(
             return  # only ours can go on within bytes that are no text
         start = len(stream.ids)
         if native:
-            stream.relay_native()
+            stream.relay(native=True)
         elif start:
             resumed = json.loads(stream.resume(raw, None))
             assert resumed["prompt"] == PROMPT + ids[:start] and resumed["max_tokens"] == len(ids) - start

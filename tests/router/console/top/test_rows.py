@@ -19,7 +19,7 @@ from router.console.top.tables import (
     details_of,
     replica_table,
 )
-from router.placement.verdict import Portion
+from router.placement.decision import Portion
 from router.responses import DecisionRecord, FeedState, Index, Load, Recent, ReplicaStatus
 from tests.router.console.top.samples import a_decision, a_replica
 
