@@ -29,9 +29,7 @@ class Listener(Protocol):
     """Receiver of an answer; after `complete` or `broke`, nothing more comes."""
 
     def answered(self, status: int, headers: list[Header]) -> None: ...
-    def received(self, body: bytes, complete: bool) -> None:
-        """Take the bytes since the last call, once per read of the socket."""
-
+    def received(self, body: bytes, complete: bool) -> None: ...  # the bytes of one read of the socket
     def broke(self, broken: Broken) -> None: ...
 
 
@@ -71,8 +69,7 @@ class Sending(Struct, eq=False):
     # ---- for Upstream and Connection
 
     def start(self, connection: "Connection") -> None:
-        self.connection, connection._sending = connection, self
-        connection._bodiless, connection._has_body, connection.spoken = self._bodiless, bool(self._body), False
+        self.connection, connection._sending, connection.spoken = connection, self, False
         connection.transport.write(self._request)
         if self._body:
             connection.transport.write(self._body)
@@ -218,8 +215,6 @@ class Connection(asyncio.Protocol):
         self.spoken = False  # a byte of the present answer has come
         self._upstream = upstream
         self._sending: Sending | None = None
-        self._bodiless = False
-        self._has_body = False  # a large one, written apart
         self._parser = httptools.HttpResponseParser(self)
         self._headers: list[Header] = []  # headers so far; trailers after the head are dropped
         self._head: list[Header] = []
@@ -275,7 +270,7 @@ class Connection(asyncio.Protocol):
         body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         pieces.clear()
         if self._complete:
-            self._done()
+            self._done(sending)
             if not sending.over:
                 sending._end().received(body, True)
         elif not sending.over:
@@ -310,10 +305,10 @@ class Connection(asyncio.Protocol):
         if sending is not None:
             sending.broke(Broken(reason))
 
-    def _done(self) -> None:
+    def _done(self, sending: Sending) -> None:
         """Free the connection for the next request, as the answer is complete."""
-        keeps = self._keeps and not self._bodiless
-        if self._has_body and self.transport.get_write_buffer_size():
+        keeps = self._keeps and not sending._bodiless
+        if sending._body and self.transport.get_write_buffer_size():
             keeps = False  # it was refused early: the next request would wait for the rest of its body
         self._sending = None
         self.reused = True
@@ -345,7 +340,7 @@ class Connection(asyncio.Protocol):
             raise _Stop(status)
         self._head, self._status, self._head_complete = headers, status, True
         self._keeps = self._parser.should_keep_alive()
-        if self._bodiless:
+        if self._sending is not None and self._sending._bodiless:
             self._complete = True
 
     def on_body(self, body: bytes) -> None:

@@ -91,27 +91,22 @@ class Report:
         self._end = b"" if body.endswith(b"\n\n") else (self._end + body[-END_BYTES:])[-END_BYTES:]
 
     def _look(self, body: bytes) -> None:
-        self.generated = _last(_GENERATED, body, self.generated)
-        self.cached = _last(CACHED, body, self.cached)
+        self.generated = last_number(body, *_GENERATED, before=self.generated)
+        self.cached = last_number(body, *CACHED, before=self.cached)
         if (told := last_number(body, *_PROMPT)) is not None:
             prompt = told + sum(last_number(body, name) or 0 for name in _APART)
             self.prompt = max(prompt, self.prompt or 0)  # the end of a stream may leave out the cached ones
 
 
-def _last(names: tuple[bytes, ...], body: bytes, before: int | None) -> int | None:
-    found = last_number(body, *names)
-    return before if found is None else found
-
-
 _VALUE = re.compile(rb"\s*:\s*(\d{1,9})")
 
 
-def last_number(body: bytes, *names: bytes) -> int | None:
-    """The value of that field among these, each in its quotes, which stands last in the body."""
+def last_number(body: bytes, *names: bytes, before: int | None = None) -> int | None:
+    """The value of that field among these, each in its quotes, which stands last in the body; `before` if none does."""
     last = max(names, key=body.rfind)
     at = body.rfind(last)
     found = _VALUE.match(body, at + len(last)) if at >= 0 else None
-    return None if found is None else int(found[1])
+    return before if found is None else int(found[1])
 
 
 # ---- the attempt
@@ -127,12 +122,11 @@ class AttemptListener(Protocol):
     def begun(self, attempt: "Attempt") -> None: ...
     def take(self, attempt: "Attempt", body: bytes, complete: bool) -> None: ...
     def holds(self, pending_bytes: int) -> bool: ...  # there is room for an unfinished frame, which is claimed
-    def refused(self, attempt: "Attempt", body: bytes, complete: bool) -> None:
-        """Handle a response of status 400 or more, with all of its body or the beginning."""
-
+    # The status is 400 or more, and the body all of it or the beginning.
+    def refused(self, attempt: "Attempt", body: bytes, complete: bool) -> None: ...
     def failed(self, attempt: "Attempt", broken: Broken) -> None: ...
-    def may_move(self, attempt: "Attempt", members: "Sequence[Member]") -> bool:
-        """Return whether the request could continue at one of these replicas instead of waiting for its own."""
+    # True: the request could continue at one of these replicas instead of waiting for its own.
+    def may_move(self, attempt: "Attempt", members: "Sequence[Member]") -> bool: ...
 
 
 @dataclass(slots=True, eq=False)

@@ -24,9 +24,7 @@ NONE_EXPECTED = Bodies(0)
 class Answerer(Protocol):
     """The producer of an exchange's response; it gets the client's actions."""
 
-    def client_full(self) -> None:
-        """Pause: the client's buffer is full."""
-
+    def client_full(self) -> None: ...  # its buffer is full: pause
     def client_ready(self) -> None: ...
 
 

@@ -37,9 +37,6 @@ class Made(NamedTuple):
     def at(self, replica: str) -> bool:
         return self.replica == _short(replica)
 
-    def by(self, model: str) -> bool:
-        return self.model == _short(model)
-
 
 def new_response_id(salt: str | None, replica: str, model: str) -> str:
     said = secrets.token_hex(12) + _short(replica) + _short(model)

@@ -79,7 +79,7 @@ class Colleagues:
             async with asyncio.timeout(within_s):
                 reader, writer = await asyncio.open_unix_connection(str(self._others[number]))
                 try:
-                    _write(writer, message)
+                    writer.write(SIZE.pack(len(message)) + message)
                     return msgpack.decode(await _read(reader), type=answer)
                 finally:
                     writer.close()
@@ -96,8 +96,8 @@ class Colleagues:
             try:
                 with suppress(OSError, EOFError, TimeoutError):
                     async with asyncio.timeout(CHANGE_S):
-                        told = await tell(_decode(await _read(reader)))
-                        _write(writer, msgpack.encode(told))
+                        message = msgpack.encode(await tell(_decode(await _read(reader))))
+                        writer.write(SIZE.pack(len(message)) + message)
                         await writer.drain()
             except Exception:  # any mistake here costs one answer
                 log.exception("Internal error while answering another worker")
@@ -107,10 +107,6 @@ class Colleagues:
         self._path.unlink(missing_ok=True)  # the worker before may have left it
         async with await asyncio.start_unix_server(answer, str(self._path)) as server:
             await server.serve_forever()
-
-
-def _write(writer: asyncio.StreamWriter, message: bytes) -> None:
-    writer.write(SIZE.pack(len(message)) + message)
 
 
 async def _read(reader: asyncio.StreamReader) -> bytes:

@@ -260,10 +260,10 @@ def test_an_event_that_another_replica_could_continue_is_read_in_a_bounded_time(
     continuation = Continuation(False, prompt, b'{"max_tokens":5,"prompt":"a"}', ByteTokenizer())
     continuation.relay()
     if retells:
-        continuation.feed(b"data: %b}\n\n" % EVENT)
+        continuation.read(b"data: %b}\n\n" % EVENT, False)
         continuation.relay()
     begun_s = time.thread_time()
-    continuation.feed(event)
+    continuation.read(event, False)
     assert time.thread_time() - begun_s < 0.2
 
 

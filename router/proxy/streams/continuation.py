@@ -87,12 +87,11 @@ USUAL_COMPLETION_TOKENS = 16  # OpenAI's default; a chat, and at vLLM null, may 
 
 
 class Continuation:
-    """Continues one stream. For each replica: `relay...` or `resume`, then `feed` its bytes; on a loss `settle`."""
+    """Continues one stream. For each replica: `relay` or `resume`, then `read` its bytes; on a loss `settle`."""
 
     def __init__(self, chat: bool, prompt: Prompt, body: bytes, tokenizer: Tokenizer) -> None:
         asked = decode_asked(body)
         self.why_not: str | None = None  # the reason if no replica can continue it after all
-        self.broken: str | None = None  # the replica's own error
         self.done = False  # the last event was shown
         self.ids: list[int] = []  # generated tokens whose text was shown
         self._clean: int | None = 0  # this many of them end with a whole character; None: no number does
@@ -116,21 +115,12 @@ class Continuation:
         self._begun_by_ours = False
         self._finished = False
         self._usage_shown = False
-        # These are about the present replica:
-        self._reader = EventReader()
-        self._retells = False
-        self._says_ids = True
-        self._before = 0  # tokens of the answer that are part of its prompt
-        self._new_ids: list[int] = []
-        self._new_text: list[str] = []
+        self._begin(retells=False)
 
     # ---- what a replica is sent
 
     def relay(self, *, native: bool = False) -> None:
-        """Prepare for a replica that answers from the beginning, or for one of ours.
-
-        Ours continues by itself, and its frames have the token ids.
-        """
+        """Prepare for a replica that begins anew; a native one continues by itself, and has the ids in its frames."""
         self._begin(retells=self.head is not None and not (native and self.ids))
         self._says_ids = not native
 
@@ -145,9 +135,11 @@ class Continuation:
         return msgspec.json.encode(kept | more)
 
     def _begin(self, *, retells: bool) -> None:
-        self._reader, self.broken = EventReader(), None
-        self._retells, self._says_ids, self._before = retells, True, 0
-        self._new_ids, self._new_text = [], []
+        self._reader, self._retells, self._says_ids = EventReader(), retells, True
+        self.broken: str | None = None  # the replica's own error
+        self._before = 0  # tokens of the answer that are part of its prompt
+        self._new_ids: list[int] = []
+        self._new_text: list[str] = []
 
     def fits(self, profile: EngineProfile, max_model_len: int | None) -> bool:
         """Return whether such a replica can continue, and drop the tokens that it cannot continue from."""
@@ -166,11 +158,10 @@ class Continuation:
             last_ids = unpack_ids(self._prompt_ids[-PROMPT_END * TOKEN_BYTES :])
             prompt_end = decode(last_ids, skip_special_tokens=False).rstrip()
             text = decode(self.ids, skip_special_tokens=False)
-            has_reasoning = any(
+            if any(
                 prompt_end.endswith(markers.begin) or markers.begin in text or markers.end in text
                 for markers in REASONING.values()
-            )
-            if has_reasoning:
+            ):
                 return False  # the client has it as reasoning, the engine would continue it as content
         del self.ids[kept:]
         return True
@@ -192,22 +183,19 @@ class Continuation:
 
     def read(self, body: bytes, complete: bool) -> tuple[bytes, str | None]:
         """Parse a part of the stream; return the bytes for the client, and the reason if the replica is lost."""
-        shown = self.feed(body)
+        try:
+            events = self._reader.feed(body)
+        except ValueError as error:
+            self.why_not = f"it has {error}"
+            shown = self._reader.take_rest()
+        else:
+            show = self._retold if self._retells else self._relayed
+            shown = b"".join([show(event) for event in events])
         if self.broken is not None or not complete:
             return shown, self.broken
         if not (self.done or self.why_not):
             return shown, "its stream ended before it was complete"
         return shown + self._reader.take_rest(), None
-
-    def feed(self, body: bytes) -> bytes:
-        """Parse bytes of the stream; return the bytes for the client, in whole events."""
-        try:
-            events = self._reader.feed(body)
-        except ValueError as error:
-            self.why_not = f"it has {error}"
-            return self._reader.take_rest()
-        show = self._retold if self._retells else self._relayed
-        return b"".join([show(event) for event in events])
 
     def _relayed(self, event: bytes) -> bytes:
         chunk = self._read(event)

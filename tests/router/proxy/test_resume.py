@@ -118,7 +118,7 @@ def test_what_the_router_added_is_taken_out_and_nothing_else() -> None:
     stream.relay()
     text = 'a "token_ids":[1] \\ b'
     plain = said(text, [65], matched_stop=None).replace(b',"token_ids":[65]', b"")
-    shown = stream.feed(opening() + said(text, [65], matched_stop=None) + b": ping\n\ndata: [DONE]\n\n")
+    shown = stream.read(opening() + said(text, [65], matched_stop=None) + b": ping\n\ndata: [DONE]\n\n", False)[0]
     assert shown == opening().replace(b',"prompt_token_ids":[104,105]', b"") + plain + b": ping\n\ndata: [DONE]\n\n"
 
 
@@ -126,7 +126,7 @@ def test_a_client_that_asked_for_token_ids_keeps_them() -> None:
     stream = stream_of({"return_token_ids": True})
     stream.relay()
     whole = opening() + said("", [195]) + said("é", [169])
-    assert stream.feed(whole) == whole
+    assert stream.read(whole, False)[0] == whole
 
 
 def test_a_lost_stream_continues_as_a_completion() -> None:
@@ -134,7 +134,7 @@ def test_a_lost_stream_continues_as_a_completion() -> None:
     asked = json.dumps({"model": "m", "stream": True, "tool_choice": "none", **body}).encode()
     stream = stream_of(body)
     stream.relay()
-    stream.feed(opening() + said("ab", [97, 98]) + said("", [195])[:-4])
+    stream.read(opening() + said("ab", [97, 98]) + said("", [195])[:-4], False)
     stream.settle()
     assert stream.why_not is None and stream.fits(VLLM, LONGEST)
     resumed = json.loads(stream.resume(asked, None))
@@ -147,7 +147,9 @@ def test_a_lost_stream_continues_as_a_completion() -> None:
         "return_token_ids": True,
     }
     usage = {"prompt_tokens": 4, "completion_tokens": 2, "total_tokens": 6}
-    shown = stream.feed(gone_on("é", [195, 169]) + gone_on("", [257], "stop") + sent(**OTHER, choices=[], usage=usage))
+    shown = stream.read(
+        gone_on("é", [195, 169]) + gone_on("", [257], "stop") + sent(**OTHER, choices=[], usage=usage), False
+    )[0]
     first, last, used = payloads(shown)
     assert {name: first[name] for name in HEAD} == HEAD
     assert first["choices"][0]["delta"] == {"content": "é"} and "token_ids" not in first["choices"][0]
@@ -161,7 +163,7 @@ def test_a_completion_without_a_limit_has_openais_and_null_is_none_at_all(asked:
     prompt = Prompt("m", 2, [pack_tokens(PROMPT)], True, None, 1, None, None, Peek("m"))
     stream = Continuation(False, prompt, body, ByteTokenizer())
     stream.relay()
-    stream.feed(gone_on("ab", [97, 98]))
+    stream.read(gone_on("ab", [97, 98]), False)
     stream.settle()
     assert stream.fits(VLLM, LONGEST) and not stream.is_complete(100)
     assert stream.fits(NATIVE, LONGEST) is (room != 98), "ours take null for 16"
@@ -171,7 +173,7 @@ def test_a_completion_without_a_limit_has_openais_and_null_is_none_at_all(asked:
 def test_half_a_character_whose_ids_were_shown_continues_only_with_ours() -> None:
     stream = stream_of({"return_token_ids": True})
     stream.relay()
-    stream.feed(opening() + said("a", [97]) + said("", [195]))
+    stream.read(opening() + said("a", [97]) + said("", [195]), False)
     stream.settle()
     assert not stream.fits(VLLM, LONGEST)
     assert stream.fits(NATIVE, LONGEST)
@@ -191,7 +193,7 @@ def test_reasoning_that_our_parser_has_shown_continues_only_with_ours(text: str,
 def test_an_engine_that_takes_no_token_ids_cannot_continue() -> None:
     stream = stream_of({"max_tokens": None})
     stream.relay()
-    stream.feed(opening() + said("ab", [97, 98]))
+    stream.read(opening() + said("ab", [97, 98]), False)
     stream.settle()
     assert not stream.fits(OPENAI, LONGEST)
     assert not stream.fits(VLLM, None)  # how much is left, nobody knows
@@ -213,7 +215,7 @@ def test_an_engine_that_takes_no_token_ids_cannot_continue() -> None:
 def test_answers_that_cannot_continue_are_known(event: bytes) -> None:
     stream = stream_of()
     stream.relay()
-    stream.feed(opening() + event)
+    stream.read(opening() + event, False)
     stream.settle()
     assert stream.why_not is not None
 
@@ -221,14 +223,14 @@ def test_answers_that_cannot_continue_are_known(event: bytes) -> None:
 def test_an_error_within_the_stream_is_a_loss_and_not_shown() -> None:
     stream = stream_of()
     stream.relay()
-    assert stream.feed(sent(error={"message": "EngineCore died", "code": 500}) + b"data: [DONE]\n\n") == b""
+    assert stream.read(sent(error={"message": "EngineCore died", "code": 500}) + b"data: [DONE]\n\n", False)[0] == b""
     assert stream.broken is not None
 
 
 def test_an_answer_that_was_given_up_is_a_loss_and_goes_on() -> None:
     stream = stream_of()
     stream.relay()
-    shown = stream.feed(opening() + said("ab", [97, 98]) + said("c", [], "abort") + b"data: [DONE]\n\n")
+    shown = stream.read(opening() + said("ab", [97, 98]) + said("c", [], "abort") + b"data: [DONE]\n\n", False)[0]
     assert b"abort" not in shown and b'"c"' not in shown and b"[DONE]" not in shown
     assert stream.broken is not None and not stream.done
     stream.settle()
