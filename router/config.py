@@ -68,7 +68,6 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     peer_keys: str | None = None  # a file: the secret CURVE key that all of them have
     # Gateways
     picker_listen: str | None = None  # HOST:PORT
-    picker_fallbacks: int = 0
     # Failure
     resume: bool = True
     connect_timeout_s: float = 2.0

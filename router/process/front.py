@@ -124,7 +124,7 @@ class Front:
         from router.http.picker.gateway import Gateway
         from router.http.picker.server import PickerServer  # this needs an extra
 
-        openings = Openings(self.router, forwarded, ByGateway(self.router.members, self.router.config.picker_fallbacks))
+        openings = Openings(self.router, forwarded, ByGateway(self.router.members))
         gateway = Gateway(table, openings, partial(answer_of, self._app), limits)
         life = self.router.lifecycle
         return PickerServer(self.config, lambda: not life.leaving and life.not_ready() is None, gateway, listen)

@@ -215,11 +215,6 @@ SETTINGS: dict[str, list[Setting]] = {
             "Pick endpoints for gateways at this address, by Envoy's external processing over gRPC: HOST:PORT. It "
             "serves TLS with --tls-cert.",
         ),
-        picker_fallbacks=_key(
-            click.IntRange(0, 10),
-            "Name so many more replicas for each request, in the order in which a gateway should retry. A cluster of "
-            "the type ORIGINAL_DST takes none.",
-        ),
     ),
     "Failure": _group(
         resume=_key(click.BOOL, "Continue an answer on another replica if its own is lost."),

@@ -218,10 +218,7 @@ def test_a_gateway_may_offer_only_some_replicas(replicas: Fleet) -> None:
 @pytest.mark.grid
 def test_a_request_counts_where_the_gateway_has_sent_it_after_all(replicas: Fleet) -> None:
     knows_one = overriding(replicas.urls[:1])  # and passes over the other
-    with behind(replicas, knows_one, options=("--set=picker_fallbacks=1", "--policy", "round-robin")) as (
-        envoy,
-        picker,
-    ):
+    with behind(replicas, knows_one, options=("--policy", "round-robin")) as (envoy, picker):
         for number in range(4):
             answer = envoy.post(CHAT, asked(f"Number {number}."), **JSON)
             assert (answer.status, answer.headers["x-warmroute-replica"]) == (200, "r0")

@@ -3,6 +3,7 @@
 from math import inf
 
 from api.errors import ApiError
+from router.config import RouterConfig
 from router.http.picker import wire
 from router.http.picker.exchange import PickedExchange, moved, refusal
 from router.http.picker.gateway import Gateway
@@ -18,17 +19,12 @@ class Conversation(Call):
     Replicas have the same limits; the router gives an answer up, and counts that against the replica, `LATER_S` before.
     """
 
-    def __init__(
-        self, connection: Http2Connection, stream: int, gateway: Gateway, first_token_s: float, idle_s: float
-    ) -> None:
+    def __init__(self, connection: Http2Connection, stream: int, gateway: Gateway, config: RouterConfig) -> None:
         super().__init__(connection, stream)
-        self._gateway = gateway
+        self._gateway, self._config = gateway, config
         self._stream = PickerStream()
         self._exchange: PickedExchange | None = None
-        self._limits_s = {Phase.PICKED: first_token_s + LATER_S, Phase.ANSWERING: idle_s + LATER_S}
         self._body_until_s = 0.0
-        self._too_slow = ""
-        self.until_s = connection.loop.time() + gateway.limits.head_s  # the next message has to come, and be answered
         gateway.streams += 1
 
     def receive(self, message: bytes) -> None:
@@ -39,9 +35,7 @@ class Conversation(Call):
                 self._body_until_s = self.connection.loop.time() + self._gateway.limits.whole_body_s
                 self._exchange = self._gateway.open(heard)
                 self._exchange.on_decided = self._decide
-            elif exchange is None:
-                raise OutOfOrder(f"{type(heard).__name__} came before the request's headers")
-            else:
+            elif exchange is not None:
                 if isinstance(heard, ResponseHeaders) and heard.served and isinstance(exchange.answerer, Request):
                     exchange.guard(moved, exchange.answerer, heard.served)
                 exchange.hear(heard)
@@ -74,8 +68,9 @@ class Conversation(Call):
 
     def too_late(self) -> None:
         if self._stream.phase is Phase.ASKING:
-            why = f"the request's body {self._too_slow}; send it again, at once"
-            self._refuse(ApiError(408, why, code="body_timeout"))
+            limits = self._gateway.limits
+            why = f"the request's body stopped for {limits.body_s:g} s, or took more than {limits.whole_body_s:g} s"
+            self._refuse(ApiError(408, f"{why}; send it again, at once", code="body_timeout"))
         else:
             self.finish()
 
@@ -97,21 +92,17 @@ class Conversation(Call):
 
     def _extend(self) -> None:
         """Set the time for the next message, or end the call after the last one."""
-        limits, exchange, phase = self._gateway.limits, self._exchange, self._stream.phase
+        limits, exchange = self._gateway.limits, self._exchange
         now_s = self.connection.loop.time()
-        if phase is Phase.OVER:
-            self.finish()
-        elif phase is Phase.DECIDING:
-            self.until_s = inf  # the request may wait as long as the router lets it
-        elif phase is not Phase.ASKING:
-            is_last = phase is Phase.ANSWERING and exchange is not None and not exchange.is_watched
-            self.until_s = inf if is_last else now_s + self._limits_s.get(phase, limits.body_s)
-        # The body has to go on, or be complete; one that the gateway buffers comes at once.
-        elif (exchange is not None and exchange.asked.request_mode == Mode.BUFFERED) or (
-            now_s + limits.body_s > self._body_until_s
-        ):
-            self._too_slow = f"was not complete within {limits.whole_body_s:g} s"
-            self.until_s = self._body_until_s
-        else:
-            self._too_slow = f"stopped for {limits.body_s:g} s"
-            self.until_s = now_s + limits.body_s
+        match self._stream.phase:
+            case Phase.OVER:
+                self.finish()
+            case Phase.ASKING:
+                is_whole = exchange is not None and exchange.asked.request_mode == Mode.BUFFERED
+                self.until_s = min(now_s + (inf if is_whole else limits.body_s), self._body_until_s)
+            case Phase.PICKED:
+                self.until_s = now_s + self._config.first_token_timeout_s + LATER_S
+            case Phase.ANSWERING if exchange is not None and exchange.is_watched:
+                self.until_s = now_s + self._config.idle_timeout_s + LATER_S
+            case _:
+                self.until_s = inf  # a request waits as long as the router lets it, and no end of an answer is shown

@@ -5,23 +5,10 @@ from dataclasses import dataclass
 
 from api.errors import ApiError, internal, quoted
 from api.native import PRIORITY_HEADER
-from router.http.picker.stream import (
-    Message,
-    Mode,
-    Mutation,
-    Outcome,
-    Pick,
-    Refusal,
-    RequestBody,
-    RequestHeaders,
-    RequestTrailers,
-    ResponseBody,
-    ResponseHeaders,
-    ResponseTrailers,
-)
-from router.members.members import Member, Members
+from router.http.picker import stream
+from router.members.members import Members
 from router.members.upstream import Header
-from router.placement.cost import INFINITE, NONE_TRIED
+from router.placement.cost import NONE_TRIED
 from router.placement.decision import Decision
 from router.proxy.attempt import Attempt
 from router.proxy.exchange import Exchange
@@ -36,8 +23,8 @@ GATEWAYS_OWN = (b":", b"x-envoy-", b"x-gateway-destination-endpoint", b"x-forwar
 
 @dataclass(eq=False, kw_only=True)  # `super()` would fail with slots
 class PickedExchange(Exchange):
-    asked: RequestHeaders
-    outcome: Outcome | None = None
+    asked: stream.RequestHeaders
+    outcome: stream.Outcome | None = None
     is_decided: bool = False
     on_decided: Callable[[], object] | None = None
     attempt: Attempt | None = None  # the one at the chosen replica
@@ -47,16 +34,20 @@ class PickedExchange(Exchange):
 
     # ---- messages of the gateway
 
-    def hear(self, message: Message) -> None:
+    def hear(self, message: stream.Message) -> None:
         """Take a message after the first one."""
         if self.response_complete:
             return
         match message:
-            case RequestBody(body, end):
-                self._take_body(body, end=end or self.asked.request_mode == Mode.BUFFERED)  # trailers may follow
-            case RequestTrailers():
-                self._take_body(b"", end=True)
-            case ResponseHeaders():
+            case stream.RequestBody(body, end) if self.more_body:
+                if self._served is not None:  # else nobody reads it, nor counts it
+                    self.body += body
+                self.more_body = not (end or self.asked.request_mode == stream.Mode.BUFFERED)  # trailers may follow
+                self.set()
+            case stream.RequestTrailers() if self.more_body:
+                self.more_body = False
+                self.set()
+            case stream.ResponseHeaders():
                 attempt = self.attempt
                 if attempt is None or attempt.sending is None:  # the gateway answers by itself
                     self.leave()
@@ -65,9 +56,9 @@ class PickedExchange(Exchange):
                 attempt.sending.answered(message.status, list(message.headers))
                 if message.end or (message.status >= 400 and not self.is_watched):
                     self._received(b"", end=True)
-            case ResponseBody(body, end):
+            case stream.ResponseBody(body, end):
                 self._received(body, end=end)
-            case ResponseTrailers():
+            case stream.ResponseTrailers():
                 self._received(b"", end=True)
 
     def leave(self) -> None:
@@ -77,13 +68,6 @@ class PickedExchange(Exchange):
         self.disconnected = True
         self.set()
         self.attempt = self.on_decided = None  # a cycle of references would wait for the collector
-
-    def _take_body(self, body: bytes, *, end: bool) -> None:
-        if self.more_body:
-            if self._served is not None:  # else nobody reads it, nor counts it
-                self.body += body
-            self.more_body = not end
-            self.set()
 
     def _received(self, body: bytes, *, end: bool) -> None:
         attempt = self.attempt
@@ -101,35 +85,36 @@ class PickedExchange(Exchange):
 
     # ---- what the router decides
 
-    def pick(self, attempt: Attempt, endpoints: list[str], lines: bytes, body: bytes) -> None:
+    def pick(self, attempt: Attempt, endpoint: str, lines: bytes, body: bytes) -> None:
         """Name the replica: with these header lines and this body it gets what this router itself would send."""
         self.attempt = attempt
         # The usual spelling, which was admitted: a replica might read another one differently.
         path, query = self.scope["raw_path"], self.scope["query_string"]
         target = (b":path", b"%b?%b" % (path, query) if query else path)
-        mutation = difference(self.asked.headers, [target, *headers_in(lines)])
-        is_changed = self._is_replaced or body != self._given
-        self._decide(Pick(endpoints, mutation, body, is_changed))
+        before, after = changeable(self.asked.headers), changeable([target, *headers_in(lines)])
+        changed = [(name, value) for name, values in after.items() if before.get(name) != values for value in values]
+        mutation = stream.Mutation(changed, [name for name in before if name not in after])
+        self._decide(stream.Pick(endpoint, mutation, body, self._is_replaced or body != self._given))
 
     def added_to_answer(self) -> list[Header]:
         name_line = b"" if self.attempt is None else self.attempt.member.name_line
         more = b"" if self.more_lines is None else self.more_lines()
         return list(headers_in(name_line + self.extra + more))
 
-    def changed_in_answer(self, headers: Iterable[Header]) -> Mutation:
+    def changed_in_answer(self, headers: Iterable[Header]) -> stream.Mutation:
         """The changes of an answer's head. A replica does not say which pages may read it."""
         added = self.added_to_answer()
         names = {name for name, _ in added}
         removed = {name for name, _ in headers if name in CORS} - names
-        return Mutation(added, [] if self.attempt is None else sorted(removed))
+        return stream.Mutation(added, [] if self.attempt is None else sorted(removed))
 
-    def _decide(self, outcome: Outcome) -> None:
+    def _decide(self, outcome: stream.Outcome) -> None:
         self.outcome, self._given = outcome, b""
         self.is_decided = True
         if self.on_decided is not None:
             self.on_decided()
 
-    def told(self) -> Outcome:
+    def told(self) -> stream.Outcome:
         """Hand the outcome over to the caller."""
         outcome, self.outcome = self.outcome, None
         assert outcome is not None, "it is decided"
@@ -152,7 +137,7 @@ class PickedExchange(Exchange):
         self.sent_bytes += len(body)
         if not self.is_decided:
             headers = [*headers_in(self._lines), *self.added_to_answer()]
-            self._decide(Refusal(self.status, headers, bytes(body)))
+            self._decide(stream.Refusal(self.status, headers, bytes(body)))
         self._end()
 
     def cut(self) -> None:
@@ -169,8 +154,8 @@ class PickedExchange(Exchange):
         self._end()
 
 
-def refusal(error: ApiError) -> Refusal:
-    return Refusal(error.status, [(b"content-type", b"application/json")], error.body())
+def refusal(error: ApiError) -> stream.Refusal:
+    return stream.Refusal(error.status, [(b"content-type", b"application/json")], error.body())
 
 
 def headers_in(lines: bytes) -> Iterator[Header]:
@@ -180,14 +165,8 @@ def headers_in(lines: bytes) -> Iterator[Header]:
             yield name.lower(), value
 
 
-def difference(given: Iterable[Header], wanted: Iterable[Header]) -> Mutation:
-    """The changes that make the given headers the wanted ones; a gateway's own, and those of frames, are left alone."""
-    before, after = _by_name(given), _by_name(wanted)
-    changed = [(name, value) for name, values in after.items() if before.get(name) != values for value in values]
-    return Mutation(changed, [name for name in before if name not in after])
-
-
-def _by_name(headers: Iterable[Header]) -> dict[bytes, list[bytes]]:
+def changeable(headers: Iterable[Header]) -> dict[bytes, list[bytes]]:
+    """Headers by name; a gateway's own, and those of frames, are left alone."""
     found: dict[bytes, list[bytes]] = {}
     for name, value in headers:
         if name == b":path" or not (name in FRAMING or name.startswith(GATEWAYS_OWN)):
@@ -204,9 +183,8 @@ PRIORITY_LINE = b"%b: %%.3f\r\n" % PRIORITY_HEADER.encode()
 class ByGateway(Transport):
     is_single = True
 
-    def __init__(self, members: Members, fallbacks: int) -> None:
+    def __init__(self, members: Members) -> None:
         self._members = members
-        self._fallbacks = fallbacks
 
     def beyond(self, exchange: Exchange) -> frozenset[str]:
         """The replicas beyond those that the gateway offers; the router's may have changed since it began."""
@@ -225,7 +203,7 @@ class ByGateway(Transport):
         self,
         exchange: Exchange,
         admitted: Admitted,
-        decision: Decision,
+        decision: Decision,  # noqa: ARG002
         attempt: Attempt,
         passed: frozenset[bytes],
         more: bytes,
@@ -243,9 +221,8 @@ class ByGateway(Transport):
         attempt.sending = member.upstream.watch(attempt)
         if attempt.placed.priority_s is not None:
             more += PRIORITY_LINE % attempt.placed.priority_s
-        endpoints = [endpoint, *fallbacks(decision, member, self._members)[: self._fallbacks]]
         lines = lines_to(member, exchange.scope["headers"], admitted, passed, more)
-        picked(exchange).pick(attempt, endpoints, lines, body)
+        picked(exchange).pick(attempt, endpoint, lines, body)
 
 
 def picked(exchange: Exchange) -> PickedExchange:
@@ -268,15 +245,3 @@ def moved(request: Request, address: str) -> None:
     attempt = picked(request.exchange).attempt = request.record_sent(found, decision, streams=attempt.placed.streams)
     attempt.sending = found.upstream.watch(attempt)
     request.hit.member, request.hit.prediction = found, None
-
-
-def fallbacks(decision: Decision, member: Member, members: Members) -> list[str]:
-    """The next best replicas, for a gateway that retries: those to which the same headers may go."""
-    chosen, found = member.upstream.reached_at, list[str]()
-    for cost, candidate in sorted(zip(decision.costs, decision.candidates, strict=True), key=lambda one: one[0]):
-        other = members.by_name.get(candidate.name)
-        if cost < INFINITE and other is not None and other.own_lines == member.own_lines:
-            endpoint = other.upstream.reached_at
-            if endpoint and endpoint not in (chosen, *found):
-                found.append(endpoint)
-    return found

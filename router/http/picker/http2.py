@@ -2,14 +2,14 @@
 
 Each stream is a call. Its messages are handed over as they are complete; while replies wait for the gateway to take
 them, the next message waits, too, and what may come meanwhile is bounded by the window. A stream that breaks the
-protocol ends its connection; what the protocol forbids and what does no harm is let pass.
+protocol ends its connection; what the protocol forbids and what does no harm is let pass. Padding, and heads beyond a
+frame, come from no client of gRPC, and end the connection, too.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from math import inf
 from typing import TypeAlias
 from urllib.parse import quote
 
@@ -28,7 +28,7 @@ MAX_FRAME_BYTES = 16384  # both ways: nobody has to take more
 MAX_WINDOW = 2**31 - 1
 FIRST_WINDOW = 65535  # of the connection, and of streams until settings come
 WINDOW_BYTES = 256 * 1024  # of a stream
-MAX_HEAD_BYTES = 64 * 1024
+MAX_HEAD_BYTES = MAX_FRAME_BYTES  # with 32 for each header, as peers are told: it is below that in its frame
 MAX_BARE_FRAMES = 10_000  # in a second, without a message's bytes; a thousand calls have some four each
 COSTLY_FRAMES = 100  # settings, and a stream that is reset before it asks anything, count as so many
 MAX_UNSENT = 16  # heads and payloads of frames
@@ -65,20 +65,19 @@ class Http2Connection(asyncio.Protocol):
         self.blocked: dict[Call, None] = {}  # those that wait for this connection's room alone
         self.is_full = False  # the gateway does not read
         self.room = self.room_of_call = FIRST_WINDOW  # bytes that the gateway takes, of all calls and of a new one
-        self._others, self._open_call, self._limits = others, open_call, limits
+        self.limits, self._others, self._open_call = limits, others, open_call
         self._decoder = Decoder(max_header_list_size=MAX_HEAD_BYTES)
         self._unread = bytearray()
         self._unsent: list[bytes | memoryview] = []
         self._is_reading = self._greeted = self._retiring = False
         self._newest = 0  # the highest number of a stream
-        self._head: tuple[int, int, bytes] | None = None  # stream, flags and headers that go on
         self._unreported = 0  # bytes of the connection's window that are used
         self._bare_frames = 0
         self._heard_s = self.loop.time()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
-        if len(self._others) >= self._limits.connections:
+        if len(self._others) >= self.limits.connections:
             transport.abort()
             return
         self._others[self] = None
@@ -122,7 +121,7 @@ class Http2Connection(asyncio.Protocol):
         """End what is overdue; called once a second."""
         self._bare_frames = 0
         silent_s = now_s - self._heard_s
-        if silent_s > (PING_S + PONG_S if self._greeted else self._limits.head_s):
+        if silent_s > (PING_S + PONG_S if self._greeted else self.limits.head_s):
             self.transport.abort()
         elif silent_s > PING_S:
             self.send(PING, 0, 0, bytes(8))
@@ -154,11 +153,10 @@ class Http2Connection(asyncio.Protocol):
         unread, at = self._unread, 0
         unread += data
         try:
-            if not self._greeted:
-                if not PREFACE.startswith(unread[: len(PREFACE)]):
+            if not self._greeted and len(unread) >= len(PREFACE):
+                if not unread.startswith(PREFACE):
                     raise Broken(PROTOCOL_ERROR)
-                if len(unread) >= len(PREFACE):
-                    self._greeted, at = True, len(PREFACE)
+                self._greeted, at = True, len(PREFACE)
             while self._greeted and len(unread) >= at + 9 and not self.transport.is_closing():
                 end = at + 9 + int.from_bytes(unread[at : at + 3], "big")
                 if end > at + 9 + MAX_FRAME_BYTES:
@@ -182,39 +180,27 @@ class Http2Connection(asyncio.Protocol):
             self._bare_frames += 1
             if self._bare_frames > MAX_BARE_FRAMES:
                 raise Broken(ENHANCE_YOUR_CALM)
-        if (self._head is None) == (kind == CONTINUATION) or (kind in (DATA, RST_STREAM) and stream > self._newest):
+        is_early = kind in (DATA, RST_STREAM) and stream > self._newest
+        if is_early or kind == CONTINUATION or (kind in (DATA, HEADERS) and flags & PADDED):
             raise Broken(PROTOCOL_ERROR)
         call = self.calls.get(stream)  # none if it is over
-        if kind in (DATA, HEADERS):
-            size = len(payload)
-            if flags & PADDED:
-                if not payload or payload[0] >= size:
-                    raise Broken(PROTOCOL_ERROR)
-                payload = payload[1 : size - payload[0]]
-            if kind == HEADERS:
-                self._headers(stream, flags, payload[5:] if flags & WITH_PRIORITY else payload)
-            else:
-                self._unreported += size
-                if call is not None:
-                    call.take(size, payload, end=bool(flags & END_STREAM))
-        elif kind == CONTINUATION and self._head is not None:
-            begun, first_flags, block = self._head
-            if begun != stream:
-                raise Broken(PROTOCOL_ERROR)
-            self._headers(stream, first_flags | (flags & END_HEADERS), block + payload)
+        if kind == HEADERS:
+            self._headers(stream, flags, payload[5:] if flags & WITH_PRIORITY else payload)
+        elif kind == DATA:
+            self._unreported += len(payload)
+            if call is not None:
+                call.take(payload, end=bool(flags & END_STREAM))
         elif kind == RST_STREAM and call is not None:
             self._bare_frames += 0 if call.has_asked else COSTLY_FRAMES
             call.forget()
-        elif kind == WINDOW_UPDATE:
-            holder = call if stream else self
-            if holder is not None:
-                more = int.from_bytes(payload[:4], "big") & MAX_WINDOW
-                holder.room += more
-                if not more or holder.room > MAX_WINDOW:
-                    raise Broken(FLOW_CONTROL_ERROR if more else PROTOCOL_ERROR)
-            if not stream:
+        elif kind == WINDOW_UPDATE and (call is not None or not stream):
+            more, holder = int.from_bytes(payload[:4], "big") & MAX_WINDOW, call or self
+            holder.room += more
+            if not more or holder.room > MAX_WINDOW:
+                raise Broken(FLOW_CONTROL_ERROR if more else PROTOCOL_ERROR)
+            if call is None:
                 self._resume()
-            elif call is not None and call.is_blocked:
+            elif call.is_blocked:
                 call.guard(call.resume)
         elif kind == SETTINGS and not flags & ACK:
             self._bare_frames += COSTLY_FRAMES
@@ -231,13 +217,9 @@ class Http2Connection(asyncio.Protocol):
             self.send(PING, ACK, 0, payload)
 
     def _headers(self, stream: int, flags: int, block: bytes) -> None:
-        """Take headers so far: of a new call, or at the end of an open one."""
-        if len(block) > MAX_HEAD_BYTES:
-            raise Broken(ENHANCE_YOUR_CALM)
+        """Open a call, or end an open one."""
         if not flags & END_HEADERS:
-            self._head = stream, flags, block
-            return
-        self._head = None
+            raise Broken(PROTOCOL_ERROR)
         try:
             headers = self._decoder.decode(block, raw=True)  # also of a call that is over: it has one table
         except HPACKError:
@@ -252,14 +234,14 @@ class Http2Connection(asyncio.Protocol):
                 return
             call = self._open_call(self, stream, next((value for name, value in headers if name == b":path"), b""))
         if call is not None and flags & END_STREAM:
-            call.take(0, b"", end=True)
+            call.take(b"", end=True)
 
 
 class Call:
     """One call; subclasses `receive` its messages, and answer with `write` and `finish`."""
 
     def __init__(self, connection: Http2Connection, stream: int) -> None:
-        self.until_s = inf  # it is overdue then
+        self.until_s = connection.loop.time() + connection.limits.head_s  # it is overdue then
         self.room = connection.room_of_call
         self.is_blocked = False  # a reply waits for room
         self.has_asked = self._is_answered = self._has_ended = False
@@ -308,9 +290,9 @@ class Call:
             logging.getLogger(__name__).exception("A call of a gateway failed")
             self.finish(INTERNAL, "internal error")
 
-    def take(self, size: int, part: bytes, *, end: bool) -> None:
-        """Take a part of the gateway's messages, which has used so much of the window."""
-        self._window -= size
+    def take(self, part: bytes, *, end: bool) -> None:
+        """Take a part of the gateway's messages."""
+        self._window -= len(part)
         if self._window < 0:
             raise Broken(FLOW_CONTROL_ERROR)
         self._unread += part

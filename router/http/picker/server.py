@@ -47,11 +47,11 @@ class PickerServer:
         self._serving: asyncio.Task[None] | None = None
 
     def _open(self, connection: Http2Connection, stream: int, path: bytes) -> Call:
-        gateway, config = self._gateway, self._config
+        gateway = self._gateway
         if gateway.streams >= gateway.limits.connections + gateway.limits.spare_connections:  # those are for probes
             refusal = RESOURCE_EXHAUSTED, f"{gateway.streams:,} streams are open; try again"
         elif path == PROCESS:
-            return Conversation(connection, stream, gateway, config.first_token_timeout_s, config.idle_timeout_s)
+            return Conversation(connection, stream, gateway, self._config)
         elif path == CHECK:
             return Check(connection, stream, gateway, self._is_ready)
         else:
@@ -100,7 +100,6 @@ class Check(Call):
     ) -> None:
         super().__init__(connection, stream)
         self._gateway, self._is_ready = gateway, is_ready
-        self.until_s = connection.loop.time() + gateway.limits.head_s
         gateway.streams += 1
 
     def receive(self, message: bytes) -> None:

@@ -76,20 +76,13 @@ Message: TypeAlias = RequestHeaders | RequestBody | RequestTrailers | ResponseHe
 
 
 class Mutation(Struct, frozen=True):
-    """Changes of headers."""
-
     changed: Sequence[Header] = ()
     removed: Sequence[bytes] = ()
 
 
-UNCHANGED = Mutation()
-
-
 class Pick(Struct, frozen=True):
-    """The choice for a request."""
-
-    endpoints: Sequence[str]  # the best is first; the others are for retries
-    mutation: Mutation = UNCHANGED
+    endpoint: str
+    mutation: Mutation = Mutation()
     body: bytes | bytearray = b""  # the replica should get it so; nobody changes it
     is_changed: bool = False  # it differs from the one that came
 
@@ -112,8 +105,8 @@ class Reply(Struct):
     """The answer to one message, or a part of it."""
 
     about: str  # the field of Envoy's ProcessingResponse
-    mutation: Mutation = UNCHANGED
-    endpoints: str = ""
+    mutation: Mutation = Mutation()
+    endpoint: str = ""
     part: bytes | None = None  # a part of a streamed body
     end: bool = False  # it is the last
     whole: bytes | None = None  # replaces a buffered body
@@ -133,6 +126,9 @@ class Phase(IntEnum):
     PICKED = 3
     ANSWERING = 4
     OVER = 5
+
+
+BEFORE_ANSWERS = Phase.ASKING, Phase.DECIDING, Phase.PICKED
 
 
 class PickerStream:
@@ -164,21 +160,18 @@ class PickerStream:
                     self.phase = Phase.DECIDING
                 return []
             case RequestTrailers():
-                if self._request_mode == Mode.BUFFERED and self.phase is Phase.PICKED and self._trailers is None:
-                    self._trailers = message.names
-                    return [without(message.names)]
-                self._expect(message, Phase.ASKING)
                 if self._request_mode == Mode.BUFFERED:
-                    raise OutOfOrder("trailers came without a body; their reply could not name an endpoint")
+                    self._expect(message, Phase.PICKED)  # earlier, their reply could not name an endpoint
+                    return [Reply("request_trailers", Mutation((), message.names))]
+                self._expect(message, Phase.ASKING)
                 self._trailers = message.names
                 self.phase = Phase.DECIDING
                 return []
             case ResponseHeaders():
-                if self.phase > Phase.PICKED:
-                    raise OutOfOrder(f"ResponseHeaders came when the stream was {self.phase.name.lower()}")
                 # Before a choice is made, the answer is the gateway's own, and ends the request.
+                self._expect(message, *BEFORE_ANSWERS)
                 self.phase = Phase.OVER if message.end else Phase.ANSWERING
-                return [Reply("response_headers", UNCHANGED)]
+                return [Reply("response_headers")]
             case ResponseBody():
                 self._expect(message, Phase.ANSWERING)
                 if message.end:
@@ -199,31 +192,26 @@ class PickerStream:
             return [outcome]
         assert self.phase is Phase.DECIDING, "a whole request is placed"
         self.phase = Phase.PICKED
-        endpoints = ",".join(outcome.endpoints)
-        changed = [*outcome.mutation.changed, (ENDPOINT, endpoints.encode())]
+        changed = [*outcome.mutation.changed, (ENDPOINT, outcome.endpoint.encode())]
         removed = [name for name in outcome.mutation.removed if name != ENDPOINT]  # a client may have named it
         if self._request_mode == Mode.BUFFERED and self._has_body:
             if outcome.is_changed:
                 changed.append((b"content-length", b"%d" % len(outcome.body)))
             whole = bytes(outcome.body) if outcome.is_changed else None
-            return [Reply("request_body", Mutation(changed, removed), endpoints, whole=whole)]
+            return [Reply("request_body", Mutation(changed, removed), outcome.endpoint, whole=whole)]
         if self._trailers is not None:
             removed.append(b"content-length")  # the body may have another one now
         elif self._has_body:
             changed.append((b"content-length", b"%d" % len(outcome.body)))
         mutation = Mutation(changed, removed)
         body = parts("request_body", outcome.body, end=self._trailers is None) if self._has_body else ()
-        trailers = () if self._trailers is None else (without(self._trailers),)
-        return chain((Reply("request_headers", mutation, endpoints),), body, trailers)
+        # All trailers are removed: replicas take some for headers, which they obey.
+        trailers = () if self._trailers is None else (Reply("request_trailers", Mutation((), self._trailers)),)
+        return chain((Reply("request_headers", mutation, outcome.endpoint),), body, trailers)
 
-    def _expect(self, message: Message, phase: Phase) -> None:
-        if self.phase is not phase:
+    def _expect(self, message: Message, *phases: Phase) -> None:
+        if self.phase not in phases:
             raise OutOfOrder(f"{type(message).__name__} came when the stream was {self.phase.name.lower()}")
-
-
-def without(trailers: Sequence[bytes]) -> Reply:
-    """Remove all trailers: replicas take some for headers, which they obey."""
-    return Reply("request_trailers", Mutation((), trailers))
 
 
 def parts(about: str, body: bytes | bytearray, *, end: bool) -> Iterator[Reply]:

@@ -6,8 +6,7 @@ folders such as `opentelemetry` and `google` into site-packages, where they hide
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Iterator
 from typing import Any
 
 from google.protobuf import descriptor_pool, message_factory, struct_pb2
@@ -15,102 +14,69 @@ from google.protobuf.descriptor_pb2 import FieldDescriptorProto as Described
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.message import DecodeError
 
-from router.http.picker.stream import (
-    Message,
-    Mode,
-    Mutation,
-    Refusal,
-    Reply,
-    RequestBody,
-    RequestHeaders,
-    RequestTrailers,
-    ResponseBody,
-    ResponseHeaders,
-    ResponseTrailers,
-)
+from router.http.picker import stream
 from router.members.upstream import Header
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 HEALTH_SERVICE = "grpc.health.v1.Health"
 PACKAGE = "warmroute.picker"
-STRUCT = "google.protobuf.Struct"
+STRUCT = ".google.protobuf.Struct"
+SCALARS = "string", "bytes", "bool", "int32"  # enums are the last: new values of theirs are no errors
 
-# Each message has its fields as (number, type); `*` marks those that are repeated.
-MESSAGES: Mapping[str, Mapping[str, tuple[int, str]]] = {
-    "HeaderValue": {"key": (1, "string"), "value": (2, "string"), "raw_value": (3, "bytes")},
-    "HeaderMap": {"headers": (1, "*HeaderValue")},
-    "HeaderValueOption": {"header": (1, "HeaderValue"), "append_action": (3, "int32")},
-    "HeaderMutation": {"set_headers": (1, "*HeaderValueOption"), "remove_headers": (2, "*string")},
-    "Namespace": {"key": (1, "string"), "value": (2, STRUCT)},  # an entry of a map
-    "Metadata": {"filter_metadata": (1, "*Namespace")},
-    "ProtocolConfiguration": {"request_body_mode": (1, "int32"), "response_body_mode": (2, "int32")},
-    "HttpHeaders": {"headers": (1, "HeaderMap"), "end_of_stream": (3, "bool")},
-    "HttpBody": {"body": (1, "bytes"), "end_of_stream": (2, "bool")},
-    "HttpTrailers": {"trailers": (1, "HeaderMap")},
-    "ProcessingRequest": {
-        "request_headers": (2, "HttpHeaders"),
-        "response_headers": (3, "HttpHeaders"),
-        "request_body": (4, "HttpBody"),
-        "response_body": (5, "HttpBody"),
-        "request_trailers": (6, "HttpTrailers"),
-        "response_trailers": (7, "HttpTrailers"),
-        "metadata_context": (8, "Metadata"),
-        "protocol_config": (11, "ProtocolConfiguration"),
-    },
-    "BodyMutation": {"body": (1, "bytes"), "streamed_response": (3, "HttpBody")},
-    "CommonResponse": {
-        "header_mutation": (2, "HeaderMutation"),
-        "body_mutation": (3, "BodyMutation"),
-        "clear_route_cache": (5, "bool"),
-    },
-    "PartResponse": {"response": (1, "CommonResponse")},  # a mutation of headers or of a body
-    "TrailersResponse": {"header_mutation": (1, "HeaderMutation")},
-    "HttpStatus": {"code": (1, "int32")},
-    "ImmediateResponse": {
-        "status": (1, "HttpStatus"),
-        "headers": (2, "HeaderMutation"),
-        "body": (3, "bytes"),
-        "details": (5, "string"),
-    },
-    "ProcessingResponse": {
-        "request_headers": (1, "PartResponse"),
-        "response_headers": (2, "PartResponse"),
-        "request_body": (3, "PartResponse"),
-        "response_body": (4, "PartResponse"),
-        "request_trailers": (5, "TrailersResponse"),
-        "response_trailers": (6, "TrailersResponse"),
-        "immediate_response": (7, "ImmediateResponse"),
-        "dynamic_metadata": (8, STRUCT),
-    },
-    "HealthCheckRequest": {"service": (1, "string")},
-    "HealthCheckResponse": {"status": (1, "int32")},
+# Fields have a number, a type and a name; `*` marks those that are repeated.
+MESSAGES = """
+HeaderValue { 1 string key, 2 string value, 3 bytes raw_value }
+HeaderMap { 1 *HeaderValue headers }
+HeaderValueOption { 1 HeaderValue header, 3 int32 append_action }
+HeaderMutation { 1 *HeaderValueOption set_headers, 2 *string remove_headers }
+Namespace { 1 string key, 2 Struct value }
+Metadata { 1 *Namespace filter_metadata }
+ProtocolConfiguration { 1 int32 request_body_mode, 2 int32 response_body_mode }
+HttpHeaders { 1 HeaderMap headers, 3 bool end_of_stream }
+HttpBody { 1 bytes body, 2 bool end_of_stream }
+HttpTrailers { 1 HeaderMap trailers }
+ProcessingRequest {
+    2 HttpHeaders request_headers, 4 HttpBody request_body, 6 HttpTrailers request_trailers,
+    3 HttpHeaders response_headers, 5 HttpBody response_body, 7 HttpTrailers response_trailers,
+    8 Metadata metadata_context, 11 ProtocolConfiguration protocol_config
 }
-SCALARS = {
-    "string": Described.TYPE_STRING,
-    "bytes": Described.TYPE_BYTES,
-    "bool": Described.TYPE_BOOL,
-    "int32": Described.TYPE_INT32,  # enums, too: new values of theirs are no errors
+BodyMutation { 1 bytes body, 3 HttpBody streamed_response }
+CommonResponse { 2 HeaderMutation header_mutation, 3 BodyMutation body_mutation, 5 bool clear_route_cache }
+PartResponse { 1 CommonResponse response }
+TrailersResponse { 1 HeaderMutation header_mutation }
+HttpStatus { 1 int32 code }
+ImmediateResponse { 1 HttpStatus status, 2 HeaderMutation headers, 3 bytes body, 5 string details }
+ProcessingResponse {
+    1 PartResponse request_headers, 3 PartResponse request_body, 5 TrailersResponse request_trailers,
+    2 PartResponse response_headers, 4 PartResponse response_body, 6 TrailersResponse response_trailers,
+    7 ImmediateResponse immediate_response, 8 Struct dynamic_metadata
 }
+HealthCheckRequest { 1 string service }
+HealthCheckResponse { 1 int32 status }
+"""
 
 
 def _classes() -> dict[str, Any]:
     file = FileDescriptorProto(name="warmroute/picker.proto", package=PACKAGE, syntax="proto3")
     file.dependency.append(struct_pb2.DESCRIPTOR.name)
-    for name, fields in MESSAGES.items():
+    for name, fields in re.findall(r"(\w+) {([^}]*)}", MESSAGES):
         message = file.message_type.add(name=name)
-        for field, (number, kind) in fields.items():
-            described, kind_of_one = message.field.add(name=field, number=number), kind.lstrip("*")
+        for number, kind, field in re.findall(r"(\d+) (\S+) (\w+)", fields):
+            described, kind_of_one = message.field.add(name=field, number=int(number)), kind.lstrip("*")
             described.label = Described.LABEL_REPEATED if kind.startswith("*") else Described.LABEL_OPTIONAL
             if kind_of_one in SCALARS:
-                described.type = SCALARS[kind_of_one]
+                described.type = getattr(Described, f"TYPE_{kind_of_one.upper()}")
             else:
                 described.type = Described.TYPE_MESSAGE
-                described.type_name = f".{STRUCT}" if kind_of_one == STRUCT else f".{PACKAGE}.{kind_of_one}"
+                described.type_name = STRUCT if kind_of_one == "Struct" else f".{PACKAGE}.{kind_of_one}"
     pool = descriptor_pool.DescriptorPool()  # our own pool: nobody else's messages can have the same names
     pool.AddSerializedFile(struct_pb2.DESCRIPTOR.serialized_pb)
     pool.Add(file)
     find = pool.FindMessageTypeByName
-    return {name: message_factory.GetMessageClass(find(f"{PACKAGE}.{name}")) for name in MESSAGES}
+    return {
+        name: message_factory.GetMessageClass(find(f"{PACKAGE}.{name}"))
+        for name in [one.name for one in file.message_type]
+    }
 
 
 CLASSES = _classes()
@@ -133,30 +99,43 @@ _NAME = re.compile(rb":?[!#$%&'*+\-.^_`|~0-9a-z]+")  # RFC 9110, 5.6.2
 _BREAKS = re.compile(rb"[\r\n\0]")
 
 
-def read(raw: bytes) -> Message:
+MAX_BESIDE_BYTES = 256 * 1024  # headers and metadata: they may take two bytes in a message, and many more when decoded
+BODIES = bytes([4 << 3 | 2]), bytes([5 << 3 | 2])  # how fields 4 and 5 begin
+
+
+def check_size(raw: bytes) -> None:
+    """Raise ValueError if so many bytes follow a body, which gateways put first, or are no part of one."""
+    if len(raw) > MAX_BESIDE_BYTES:
+        size = 0
+        for place, byte in enumerate(raw[1:6] if raw.startswith(BODIES) else b""):  # seven bits each, the lowest first
+            size |= (byte & 0x7F) << 7 * place
+            if byte < 0x80:
+                break
+        if len(raw) - size > MAX_BESIDE_BYTES:
+            raise ValueError(f"the message has more than {MAX_BESIDE_BYTES:,} bytes beside a body; send less")
+
+
+def read(raw: bytes) -> stream.Message:
     """One of our messages from the bytes of a ProcessingRequest."""
-    check_sizes(raw)
+    check_size(raw)
     try:
         message = ProcessingRequest.FromString(raw)
     except DecodeError as error:
         raise ValueError(f"the message cannot be decoded: {error}") from None
     if message.HasField("request_headers"):
         headers, config = message.request_headers, message.protocol_config
-        told = message.HasField("protocol_config")
-        return RequestHeaders(
+        modes = (config.request_body_mode, config.response_body_mode) if message.HasField("protocol_config") else ()
+        return stream.RequestHeaders(
             list(_headers(headers.headers)),
             headers.end_of_stream,
-            config.request_body_mode if told else Mode.FULL_DUPLEX_STREAMED,
-            config.response_body_mode if told else Mode.FULL_DUPLEX_STREAMED,
-            _subset(_metadata(message, SUBSET_HINT, SUBSET)),
+            *modes,
+            subset=_subset(_metadata(message, SUBSET_HINT, SUBSET)),
         )
     if message.HasField("request_body"):
-        return RequestBody(message.request_body.body, message.request_body.end_of_stream)
+        return stream.RequestBody(message.request_body.body, message.request_body.end_of_stream)
     if message.HasField("request_trailers"):
-        trailers = message.request_trailers.trailers
-        if len(trailers.headers) > MAX_READ:
-            raise ValueError(f"{len(trailers.headers):,} trailers; at most {MAX_READ:,} are taken")
-        return RequestTrailers(tuple(dict.fromkeys(name for name, _ in _headers(trailers))))
+        trailers = _headers(message.request_trailers.trailers)
+        return stream.RequestTrailers(tuple(dict.fromkeys(name for name, _ in trailers)))
     if message.HasField("response_headers"):
         given = list(_headers(message.response_headers.headers))
         status = next((value for name, value in given if name == b":status"), b"")
@@ -165,16 +144,18 @@ def read(raw: bytes) -> Message:
         served = _metadata(message, LB, SERVED)
         address = served.string_value if served is not None and served.HasField("string_value") else None
         plain = [header for header in given if not header[0].startswith(b":")]
-        return ResponseHeaders(int(status), plain, message.response_headers.end_of_stream, address or None)
+        return stream.ResponseHeaders(int(status), plain, message.response_headers.end_of_stream, address or None)
     if message.HasField("response_body"):
-        return ResponseBody(message.response_body.body, message.response_body.end_of_stream)
+        return stream.ResponseBody(message.response_body.body, message.response_body.end_of_stream)
     if message.HasField("response_trailers"):
-        return ResponseTrailers()
+        return stream.ResponseTrailers()
     raise ValueError("the message has neither headers nor a body nor trailers")
 
 
 def _headers(given: Any) -> Iterator[Header]:
-    for header in islice(given.headers, MAX_READ):
+    if len(given.headers) > MAX_READ:
+        raise ValueError(f"{len(given.headers):,} headers; at most {MAX_READ:,} are taken")
+    for header in given.headers:
         name, value = header.key.encode().lower(), header.raw_value or header.value.encode()
         if not _NAME.fullmatch(name):
             raise ValueError(f"{name[:50]!r} is no name of a header")
@@ -203,88 +184,34 @@ def _subset(value: Any) -> frozenset[str] | None:
 # ---- to the gateway
 
 
-def written(reply: Reply | Refusal) -> bytes:
+def written(reply: stream.Reply | stream.Refusal) -> bytes:
     """The bytes of a ProcessingResponse."""
     response = ProcessingResponse()
-    if isinstance(reply, Refusal):
+    if isinstance(reply, stream.Refusal):
         immediate = response.immediate_response
         immediate.status.code, immediate.body = reply.status, reply.body
-        _set(immediate.headers, reply.headers)
-    elif reply.about.endswith("trailers"):
-        trailers = getattr(response, reply.about)
-        trailers.SetInParent()
-        _mutate(trailers.header_mutation, reply.mutation)
-    else:
-        common = getattr(response, reply.about).response
-        common.SetInParent()
-        _mutate(common.header_mutation, reply.mutation)
-        if reply.part is not None:
-            streamed = common.body_mutation.streamed_response
-            streamed.body, streamed.end_of_stream = reply.part, reply.end
-        elif reply.whole is not None:
-            common.body_mutation.body = reply.whole
-        if reply.endpoints:
-            common.clear_route_cache = True
-            response.dynamic_metadata.update({LB: {ENDPOINT: reply.endpoints}})
+        _mutate(immediate.headers, stream.Mutation(reply.headers))
+        return bytes(response.SerializeToString())
+    made = getattr(response, reply.about)
+    common = made if reply.about.endswith("trailers") else made.response
+    common.SetInParent()
+    _mutate(common.header_mutation, reply.mutation)
+    if reply.part is not None:
+        streamed = common.body_mutation.streamed_response
+        streamed.body, streamed.end_of_stream = reply.part, reply.end
+    elif reply.whole is not None:
+        common.body_mutation.body = reply.whole
+    if reply.endpoint:
+        common.clear_route_cache = True
+        response.dynamic_metadata.update({LB: {ENDPOINT: reply.endpoint}})
     return bytes(response.SerializeToString())
 
 
-def _mutate(made: Any, mutation: Mutation) -> None:
-    _set(made, mutation.changed)
+def _mutate(made: Any, mutation: stream.Mutation) -> None:
+    """Change headers; of several with the same name the first one takes the place of those that are there."""
     made.remove_headers.extend(name.decode("latin-1") for name in mutation.removed)
-
-
-def _set(made: Any, headers: Iterable[Header]) -> None:
-    """Set headers; of several with the same name the first one takes the place of those that are there."""
     seen: set[bytes] = set()
-    for name, value in headers:
+    for name, value in mutation.changed:
         option = made.set_headers.add(append_action=APPEND if name in seen else OVERWRITE)
         option.header.key, option.header.raw_value = name.decode("latin-1"), value
         seen.add(name)
-
-
-# ---- what a message has beside a body, bounded before it is decoded: headers take two bytes there, and many more here
-
-
-MAX_BESIDE_BYTES = 256 * 1024  # headers and metadata
-MAX_FIELDS = 1000  # a usual message has three
-BODIES = frozenset(MESSAGES["ProcessingRequest"][name][0] for name in ("request_body", "response_body"))
-
-LONGEST_VARINT = 10
-
-
-def check_sizes(raw: bytes) -> None:
-    """Raise ValueError if so many bytes are no part of a body."""
-    if len(raw) <= MAX_BESIDE_BYTES:
-        return
-    at = beside = fields = 0
-    while at < len(raw):
-        start, fields = at, fields + 1
-        tag, at = _varint(raw, at)
-        match tag & 7:
-            case 0:
-                _, at = _varint(raw, at)
-            case 1:
-                at += 8
-            case 2:
-                size, at = _varint(raw, at)
-                at += size
-            case 5:
-                at += 4
-            case kind:
-                raise ValueError(f"the message has a field of the wire type {kind}")
-        beside += 0 if tag >> 3 in BODIES else at - start
-        if beside > MAX_BESIDE_BYTES or fields > MAX_FIELDS:
-            raise ValueError(f"the message has more than {MAX_BESIDE_BYTES:,} bytes beside a body; send less")
-
-
-def _varint(raw: bytes, at: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 7 * LONGEST_VARINT, 7):
-        if at >= len(raw):
-            break
-        byte, at = raw[at], at + 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-    raise ValueError("the message has a number without an end")
