@@ -9,7 +9,6 @@ from api.http.keys import KEY_HEADERS
 from router.members.members import Member
 from router.members.upstream import Header
 from router.placement.cost import NONE_TRIED
-from router.placement.decision import Decision
 from router.proxy.attempt import Attempt
 from router.proxy.exchange import Exchange
 from router.tenants.admission import Admitted
@@ -163,7 +162,6 @@ class Transport:
         self,
         exchange: Exchange,
         admitted: Admitted,
-        decision: Decision,  # noqa: ARG002
         attempt: Attempt,
         passed: frozenset[bytes],
         more: bytes,

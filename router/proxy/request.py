@@ -218,9 +218,7 @@ class Request(RequestFacts):
         prefill = None if path is not None or envelope else answer.prefill
         if prefill is not None and fetches(decision.question, member.candidate):
             body = prefill.hand_over(body)
-        self.transport.send(
-            self.exchange, self.admitted, decision, attempt, passed, types, body, path, envelope, resend=resend
-        )
+        self.transport.send(self.exchange, self.admitted, attempt, passed, types, body, path, envelope, resend=resend)
         if isinstance(prompt, Prompt) and prompt.shape is not None and not member.profile.takes_envelope:
             assert model is not None, "the prompt is of this model"
             if not model.tokens.is_verified_at(prompt, member.server.process):

@@ -5,12 +5,11 @@ from math import inf
 from api.errors import ApiError
 from router.config import RouterConfig
 from router.http.picker import wire
-from router.http.picker.exchange import PickedExchange, moved, refusal
+from router.http.picker.exchange import PickedExchange, refusal
 from router.http.picker.gateway import Gateway
 from router.http.picker.http2 import INVALID_ARGUMENT, LATER_S, Call, Http2Connection
 from router.http.picker.stream import Mode, OutOfOrder, Phase, PickerStream, RequestHeaders, ResponseHeaders
 from router.proxy.exchange import too_large
-from router.proxy.request import Request
 
 
 class Conversation(Call):
@@ -36,8 +35,6 @@ class Conversation(Call):
                 self._exchange = self._gateway.open(heard)
                 self._exchange.on_decided = self._decide
             elif exchange is not None:
-                if isinstance(heard, ResponseHeaders) and heard.served and isinstance(exchange.answerer, Request):
-                    exchange.guard(moved, exchange.answerer, heard.served)
                 exchange.hear(heard)
                 if isinstance(heard, ResponseHeaders):
                     replies[0].mutation = exchange.changed_in_answer(heard.headers)
@@ -105,4 +102,4 @@ class Conversation(Call):
             case Phase.ANSWERING if exchange is not None and exchange.is_watched:
                 self.until_s = now_s + self._config.idle_timeout_s + LATER_S
             case _:
-                self.until_s = inf  # a request waits as long as the router lets it, and no end of an answer is shown
+                self.until_s = inf  # the router decides first, or the answer is not shown

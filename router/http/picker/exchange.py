@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from api.errors import ApiError, internal, quoted
 from api.native import PRIORITY_HEADER
 from router.http.picker import stream
-from router.members.members import Members
+from router.members.members import Member, Members
 from router.members.upstream import Header
 from router.placement.cost import NONE_TRIED
-from router.placement.decision import Decision
 from router.proxy.attempt import Attempt
 from router.proxy.exchange import Exchange
 from router.proxy.headers import CORS, HOP_BY_HOP, Transport, lines_to
 from router.proxy.request import Request
 from router.tenants.admission import Admitted
 
+PRIORITY_LINE = b"%b: %%.3f\r\n" % PRIORITY_HEADER.encode()
 FRAMING = HOP_BY_HOP - {b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection"}
 # A gateway goes on by these, and no engine reads them. Without `x-forwarded-proto` Envoy finds no route.
 GATEWAYS_OWN = (b":", b"x-envoy-", b"x-gateway-destination-endpoint", b"x-forwarded-proto")
@@ -48,6 +48,8 @@ class PickedExchange(Exchange):
                 self.more_body = False
                 self.set()
             case stream.ResponseHeaders():
+                if message.served and isinstance(self.answerer, Request):
+                    self.guard(moved, self.answerer, message.served)
                 attempt = self.attempt
                 if attempt is None or attempt.sending is None:  # the gateway answers by itself
                     self.leave()
@@ -85,7 +87,7 @@ class PickedExchange(Exchange):
 
     # ---- what the router decides
 
-    def pick(self, attempt: Attempt, endpoint: str, lines: bytes, body: bytes) -> None:
+    def pick(self, attempt: Attempt, lines: bytes, body: bytes) -> None:
         """Name the replica: with these header lines and this body it gets what this router itself would send."""
         self.attempt = attempt
         # The usual spelling, which was admitted: a replica might read another one differently.
@@ -94,7 +96,8 @@ class PickedExchange(Exchange):
         before, after = changeable(self.asked.headers), changeable([target, *headers_in(lines)])
         changed = [(name, value) for name, values in after.items() if before.get(name) != values for value in values]
         mutation = stream.Mutation(changed, [name for name in before if name not in after])
-        self._decide(stream.Pick(endpoint, mutation, body, self._is_replaced or body != self._given))
+        is_changed = self._is_replaced or body != self._given
+        self._decide(stream.Pick(attempt.member.upstream.reached_at, mutation, body, is_changed))
 
     def added_to_answer(self) -> list[Header]:
         name_line = b"" if self.attempt is None else self.attempt.member.name_line
@@ -174,12 +177,6 @@ def changeable(headers: Iterable[Header]) -> dict[bytes, list[bytes]]:
     return found
 
 
-# ---- the choice, as the gateway gets it
-
-
-PRIORITY_LINE = b"%b: %%.3f\r\n" % PRIORITY_HEADER.encode()
-
-
 class ByGateway(Transport):
     is_single = True
 
@@ -191,19 +188,12 @@ class ByGateway(Transport):
         subset = picked(exchange).asked.subset
         if subset is None:
             return NONE_TRIED
-        beyond = set[str]()
-        for member in self._members:
-            at, reached_at = member.upstream.target, member.upstream.reached_at
-            host = reached_at.rpartition(":")[0].strip("[]")
-            if subset.isdisjoint((at.authority, at.host, reached_at, host)):
-                beyond.add(member.name)
-        return frozenset(beyond)
+        return frozenset(member.name for member in self._members if subset.isdisjoint(addresses(member)))
 
     def send(
         self,
         exchange: Exchange,
         admitted: Admitted,
-        decision: Decision,  # noqa: ARG002
         attempt: Attempt,
         passed: frozenset[bytes],
         more: bytes,
@@ -213,8 +203,7 @@ class ByGateway(Transport):
     ) -> None:
         """Tell the gateway the choice, with the headers and the body that the replica would get from this router."""
         member = attempt.member
-        endpoint = member.upstream.reached_at  # a gateway would look up no name
-        if not endpoint:
+        if not member.upstream.reached_at:  # a gateway would look up no name
             host = quoted(member.upstream.target.host)
             why = f"the replica {member.name} is at {host}, whose IP address is not known yet; try again"
             raise ApiError(503, why, "service_unavailable", code="no_address")
@@ -222,7 +211,13 @@ class ByGateway(Transport):
         if attempt.placed.priority_s is not None:
             more += PRIORITY_LINE % attempt.placed.priority_s
         lines = lines_to(member, exchange.scope["headers"], admitted, passed, more)
-        picked(exchange).pick(attempt, endpoint, lines, body)
+        picked(exchange).pick(attempt, lines, body)
+
+
+def addresses(member: Member) -> tuple[str, str, str, str]:
+    """What a gateway may call a replica, with its port or without."""
+    at, reached_at = member.upstream.target, member.upstream.reached_at
+    return at.authority, at.host, reached_at, reached_at.rpartition(":")[0].strip("[]")
 
 
 def picked(exchange: Exchange) -> PickedExchange:
@@ -235,8 +230,7 @@ def moved(request: Request, address: str) -> None:
     attempt, decision = request.attempt, request.flow.decision
     if attempt is None or decision is None or attempt.member.upstream.reached_at == address:
         return
-    members = request.router.members
-    there = (one for one in members if address in (one.upstream.target.authority, one.upstream.reached_at))
+    there = (one for one in request.router.members if address in addresses(one))
     found = next((one for one in there if one.spec.role != "prefill"), None)
     if found is None:
         return

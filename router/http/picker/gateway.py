@@ -14,7 +14,7 @@ from api.http.routes import Role, RouteTable
 from router.http.front import Openings
 from router.http.one_answer import scope_with
 from router.http.picker.exchange import PickedExchange
-from router.http.picker.stream import PICKS_BY_BODY, Mode, RequestHeaders
+from router.http.picker.stream import Mode, RequestHeaders
 from router.members.upstream import Header
 from router.proxy.exchange import Exchange
 from router.proxy.headers import value_of
@@ -41,14 +41,12 @@ class Gateway:
         try:
             if self.streams > self.limits.connections:
                 # An answer refuses it: if the stream failed instead, the gateway might let the request pass.
-                message = (
-                    f"{self.streams:,} requests of gateways are open; try again, or allow more with max_connections"
-                )
+                message = f"{self.streams:,} requests of gateways are open; try again, or raise max_connections"
                 again = {"Retry-After": "1"}
                 raise ApiError(503, message, "service_unavailable", code="too_many_connections", headers=again)
-            if not (asked.end or asked.request_mode in PICKS_BY_BODY):
-                mode = asked.request_mode
-                name = Mode(mode).name if mode in set(Mode) else str(mode)
+            # In other modes a request goes on before its body has come.
+            if not (asked.end or asked.request_mode in (Mode.BUFFERED, Mode.FULL_DUPLEX_STREAMED)):
+                name = next((mode.name for mode in Mode if mode == asked.request_mode), asked.request_mode)
                 why = f"the gateway's request_body_mode is {name}, and a request is placed by its body"
                 fix = "set FULL_DUPLEX_STREAMED or BUFFERED"
                 raise ApiError(500, f"{why}; {fix}", "server_error", code="body_not_sent")

@@ -9,16 +9,10 @@ from google.protobuf.message import DecodeError
 
 from api.http.server import BACKLOG, SWEEP_S, listen, tls_context
 from router.config import RouterConfig
+from router.http.picker import http2
 from router.http.picker.conversation import Conversation
 from router.http.picker.gateway import Gateway
-from router.http.picker.http2 import (
-    INVALID_ARGUMENT,
-    NOT_FOUND,
-    RESOURCE_EXHAUSTED,
-    UNIMPLEMENTED,
-    Call,
-    Http2Connection,
-)
+from router.http.picker.http2 import Call, Http2Connection
 from router.http.picker.wire import HEALTH_SERVICE, MAX_BESIDE_BYTES, SERVICE, HealthCheckRequest, HealthCheckResponse
 
 PROCESS, CHECK = (f"/{name}".encode() for name in (f"{SERVICE}/Process", f"{HEALTH_SERVICE}/Check"))
@@ -49,13 +43,13 @@ class PickerServer:
     def _open(self, connection: Http2Connection, stream: int, path: bytes) -> Call:
         gateway = self._gateway
         if gateway.streams >= gateway.limits.connections + gateway.limits.spare_connections:  # those are for probes
-            refusal = RESOURCE_EXHAUSTED, f"{gateway.streams:,} streams are open; try again"
+            refusal = http2.RESOURCE_EXHAUSTED, f"{gateway.streams:,} streams are open; try again"
         elif path == PROCESS:
             return Conversation(connection, stream, gateway, self._config)
         elif path == CHECK:
             return Check(connection, stream, gateway, self._is_ready)
         else:
-            refusal = UNIMPLEMENTED, f"{path[:30]!r} is not served; ask {SERVICE}/Process"
+            refusal = http2.UNIMPLEMENTED, f"{path[:30]!r} is not served; ask {SERVICE}/Process"
         call = Call(connection, stream)
         call.finish(*refusal)
         return call
@@ -106,11 +100,11 @@ class Check(Call):
         try:
             service = HealthCheckRequest.FromString(message).service
         except DecodeError as error:
-            self.finish(INVALID_ARGUMENT, f"the message cannot be decoded: {error}")
+            self.finish(http2.INVALID_ARGUMENT, f"the message cannot be decoded: {error}")
             return
         if service not in ("", LIVENESS, READINESS, SERVICE):
             known = f"{LIVENESS}, {READINESS} or {SERVICE}"
-            self.finish(NOT_FOUND, f"service is {service[:100]!r}; ask for {known}")
+            self.finish(http2.NOT_FOUND, f"service is {service[:100]!r}; ask for {known}")
             return
         status = SERVING if service == LIVENESS or self._is_ready() else NOT_SERVING
         self.write([HealthCheckResponse(status=status).SerializeToString()])

@@ -30,12 +30,6 @@ class Mode(IntEnum):
     FULL_DUPLEX_STREAMED = 4
 
 
-PICKS_BY_BODY = (Mode.BUFFERED, Mode.FULL_DUPLEX_STREAMED)  # others send a request on before its body has come
-
-
-# ---- from the gateway
-
-
 class RequestHeaders(Struct, frozen=True):
     headers: Sequence[Header]  # pseudo-headers included
     end: bool = False  # there is no body
@@ -72,9 +66,6 @@ class ResponseTrailers(Struct, frozen=True):
 Message: TypeAlias = RequestHeaders | RequestBody | RequestTrailers | ResponseHeaders | ResponseBody | ResponseTrailers
 
 
-# ---- of the router
-
-
 class Mutation(Struct, frozen=True):
     changed: Sequence[Header] = ()
     removed: Sequence[bytes] = ()
@@ -98,11 +89,8 @@ class Refusal(Struct, frozen=True):
 Outcome: TypeAlias = Pick | Refusal
 
 
-# ---- to the gateway
-
-
 class Reply(Struct):
-    """The answer to one message, or a part of it."""
+    """The answer to one message of the gateway, or a part of it."""
 
     about: str  # the field of Envoy's ProcessingResponse
     mutation: Mutation = Mutation()
@@ -110,9 +98,6 @@ class Reply(Struct):
     part: bytes | None = None  # a part of a streamed body
     end: bool = False  # it is the last
     whole: bytes | None = None  # replaces a buffered body
-
-
-# ---- the stream
 
 
 class OutOfOrder(Exception):
@@ -203,11 +188,10 @@ class PickerStream:
             removed.append(b"content-length")  # the body may have another one now
         elif self._has_body:
             changed.append((b"content-length", b"%d" % len(outcome.body)))
-        mutation = Mutation(changed, removed)
         body = parts("request_body", outcome.body, end=self._trailers is None) if self._has_body else ()
         # All trailers are removed: replicas take some for headers, which they obey.
         trailers = () if self._trailers is None else (Reply("request_trailers", Mutation((), self._trailers)),)
-        return chain((Reply("request_headers", mutation, outcome.endpoint),), body, trailers)
+        return chain((Reply("request_headers", Mutation(changed, removed), outcome.endpoint),), body, trailers)
 
     def _expect(self, message: Message, *phases: Phase) -> None:
         if self.phase not in phases:
@@ -216,7 +200,6 @@ class PickerStream:
 
 def parts(about: str, body: bytes | bytearray, *, end: bool) -> Iterator[Reply]:
     """A body in parts of a size that the gateway takes; one without bytes, too, says whether it ends."""
-    view, last = memoryview(body), max(0, len(body) - 1) // PART_BYTES
-    for number in range(last + 1):
-        part = bytes(view[number * PART_BYTES : (number + 1) * PART_BYTES])
-        yield Reply(about, part=part, end=end and number == last)
+    view = memoryview(body)
+    for at in range(0, max(1, len(body)), PART_BYTES):
+        yield Reply(about, part=bytes(view[at : at + PART_BYTES]), end=end and at + PART_BYTES >= len(body))

@@ -72,11 +72,8 @@ def _classes() -> dict[str, Any]:
     pool = descriptor_pool.DescriptorPool()  # our own pool: nobody else's messages can have the same names
     pool.AddSerializedFile(struct_pb2.DESCRIPTOR.serialized_pb)
     pool.Add(file)
-    find = pool.FindMessageTypeByName
-    return {
-        name: message_factory.GetMessageClass(find(f"{PACKAGE}.{name}"))
-        for name in [one.name for one in file.message_type]
-    }
+    found = {one.name: pool.FindMessageTypeByName(f"{PACKAGE}.{one.name}") for one in file.message_type}
+    return {name: message_factory.GetMessageClass(described) for name, described in found.items()}
 
 
 CLASSES = _classes()
@@ -85,19 +82,16 @@ ProcessingResponse: Any = CLASSES["ProcessingResponse"]
 HealthCheckRequest: Any = CLASSES["HealthCheckRequest"]
 HealthCheckResponse: Any = CLASSES["HealthCheckResponse"]
 
-# ---- from the gateway
-
 LB = "envoy.lb"
 ENDPOINT = "x-gateway-destination-endpoint"
 SERVED = "x-gateway-destination-endpoint-served"
 SUBSET_HINT, SUBSET = "envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset"
 OVERWRITE, APPEND = 2, 0  # HeaderAppendAction
-MAX_STATUS = 599
 MAX_READ = 1000  # headers of a message; the router takes far fewer
 
+_STATUS = re.compile(rb"[1-5][0-9]{2}")
 _NAME = re.compile(rb":?[!#$%&'*+\-.^_`|~0-9a-z]+")  # RFC 9110, 5.6.2
 _BREAKS = re.compile(rb"[\r\n\0]")
-
 
 MAX_BESIDE_BYTES = 256 * 1024  # headers and metadata: they may take two bytes in a message, and many more when decoded
 BODIES = bytes([4 << 3 | 2]), bytes([5 << 3 | 2])  # how fields 4 and 5 begin
@@ -124,12 +118,13 @@ def read(raw: bytes) -> stream.Message:
         raise ValueError(f"the message cannot be decoded: {error}") from None
     if message.HasField("request_headers"):
         headers, config = message.request_headers, message.protocol_config
-        modes = (config.request_body_mode, config.response_body_mode) if message.HasField("protocol_config") else ()
+        told = message.HasField("protocol_config")
         return stream.RequestHeaders(
             list(_headers(headers.headers)),
             headers.end_of_stream,
-            *modes,
-            subset=_subset(_metadata(message, SUBSET_HINT, SUBSET)),
+            config.request_body_mode if told else stream.Mode.FULL_DUPLEX_STREAMED,
+            config.response_body_mode if told else stream.Mode.FULL_DUPLEX_STREAMED,
+            _subset(_metadata(message, SUBSET_HINT, SUBSET)),
         )
     if message.HasField("request_body"):
         return stream.RequestBody(message.request_body.body, message.request_body.end_of_stream)
@@ -139,7 +134,7 @@ def read(raw: bytes) -> stream.Message:
     if message.HasField("response_headers"):
         given = list(_headers(message.response_headers.headers))
         status = next((value for name, value in given if name == b":status"), b"")
-        if not (status.isdigit() and len(status) == 3 and 100 <= int(status) <= MAX_STATUS):
+        if not _STATUS.fullmatch(status):
             raise ValueError(f"the answer's :status is {status[:20]!r}; it must be a number of three digits")
         served = _metadata(message, LB, SERVED)
         address = served.string_value if served is not None and served.HasField("string_value") else None
@@ -179,9 +174,6 @@ def _subset(value: Any) -> frozenset[str] | None:
     listed = value.list_value.values if value.HasField("list_value") else [value]
     texts = (one.string_value for one in listed)
     return frozenset(part.strip() for text in texts for part in text.split(",") if part.strip())
-
-
-# ---- to the gateway
 
 
 def written(reply: stream.Reply | stream.Refusal) -> bytes:
