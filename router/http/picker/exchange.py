@@ -215,7 +215,7 @@ class ByGateway(Transport):
 
 
 def addresses(member: Member) -> tuple[str, str, str, str]:
-    """What a gateway may call a replica, with its port or without."""
+    """The names that a gateway may give a replica, with its port or without."""
     at, reached_at = member.upstream.target, member.upstream.reached_at
     return at.authority, at.host, reached_at, reached_at.rpartition(":")[0].strip("[]")
 
