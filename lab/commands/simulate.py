@@ -1,6 +1,6 @@
 """`warmroute simulate`: compare policies on a trace."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +21,18 @@ from lab.trace.formats import read_trace
 from lab.trace.requests import at_rate, coarsened, sped_up, too_short
 from router.placement.policy import POLICIES
 
-DEFAULTS = Settings()
 USUAL = "round-robin,least-loaded,prefix,cost"
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-OF_REPLAY = {"recording", "log", "policy", "sources", "as_json"}
 RATE = FiniteRange(min=1e-3, max=1e9)
 COUNT = click.IntRange(1)
 PACE = FiniteRange(min=1e-9, max=1e6)
 SECONDS = FiniteRange(min=0, max=1e6)
-
-
-NEEDS = {"sources": "recording"}
 EXCLUDES = [("speed", "load"), ("optimistic", "events"), ("speed", "arena"), ("no_bounds", "arena")]
 
 
 def fleet_option(flag: str, metavar: str, help: str, field: str, kind: click.ParamType[Any]) -> Callable[[F], F]:
     """Make an option for a field of Settings; a default that changes nothing is not shown."""
-    default = getattr(DEFAULTS, field)
+    default = getattr(Settings(), field)
     return option(flag, metavar, help, name=field, type=kind, default=default, show_default=default > 1)
 
 
@@ -128,21 +123,19 @@ def simulate(
         if policy is not None and len(policies) > 1:
             raise Unusable(f"a replay has one policy, not {len(policies)}: give --policy {policies[0]}")
         for name, flag in given_options().items():
-            if name not in OF_REPLAY:
+            if name not in {"recording", "log", "policy", "sources", "as_json"}:
                 raise Unusable(f"{flag} has no effect in a replay; leave it out")
         for each in sources:
             if not all(each.partition("=")):
                 raise Unusable(f"--source: {each!r} is not NAME=ENDPOINT, a replica of the log and its source")
         named = dict(each.split("=", 1) for each in sources)
         with progress("replaying", 100) as tell:
-            told = incident.replay(
-                recording, log, policy=policies[0] if policy else None, sources=named, on_progress=tell
-            )
-        click.echo(msgspec.json.encode(incident.as_json(told)) if as_json else "\n".join(incident.lines(told)))
+            told = incident.replay(recording, log, policy=policy and policies[0], sources=named, on_progress=tell)
+        show(as_json, incident.as_json(told), incident.lines(told))
         ctx.exit(0 if told.is_same else 1)
     if path is None:
         raise Unusable("give --trace FILE, or --recording FILE and --requests LOG")
-    check_options(NEEDS, EXCLUDES)
+    check_options({"sources": "recording"}, EXCLUDES)
     settings = Settings(**fleet)
     with progress("reading", path.stat().st_size) as tell:
         trace = coarsened(read_trace(path, block_tokens, tell), coarsen)
@@ -154,17 +147,15 @@ def simulate(
         raise Unusable(f"--capacity-tokens: {error}") from error
     if (why := too_short(trace)) is not None:
         click.echo(f"Note: {why}", err=True)
+    repeats: dict[str, Any] = {"seeds": seeds, "jitter_s": jitter}
     if arena:
         sizes = [settings.replicas] if "replicas" in given_options() else tournament.REPLICAS
         loads = tournament.LOADS if load is None else [load]
         runs = tournament.runs_of(sizes, loads, policies if policy else tournament.POLICIES)
         with progress("simulating", len(runs)) as tell:
-            found = tournament.outcomes(trace, settings, runs, tell, seeds=seeds, jitter_s=jitter)
-        summary = tournament.standings(found, settings.closed_loop)
-        text = tournament.lines(trace, settings, found, summary)
-        click.echo(
-            msgspec.json.encode(tournament.as_json(trace, settings, found, summary)) if as_json else "\n".join(text)
-        )
+            found = tournament.outcomes(trace, settings, runs, tell, **repeats)
+        results = trace, settings, found, tournament.standings(found, settings.closed_loop)
+        show(as_json, tournament.as_json(*results), tournament.lines(*results))
         return
     if load is not None:
         trace = at_rate(trace, load * settings.replicas * settings.prefill_tokens_per_s)
@@ -172,10 +163,9 @@ def simulate(
         trace = sped_up(trace, speed)
     simulations = seeds * (len(policies) + (0 if no_bounds else len(BOUNDS)))
     with counting("simulating", simulations * len(trace.requests)) as on_request:
-        rows = compared(
-            trace, settings, policies, seeds=seeds, jitter_s=jitter, bounds=not no_bounds, on_request=on_request
-        )
-    if as_json:
-        click.echo(msgspec.json.encode(comparison.as_json(trace, settings, rows)))
-    else:
-        click.echo("\n".join(comparison.lines(trace, settings, rows)))
+        rows = compared(trace, settings, policies, bounds=not no_bounds, on_request=on_request, **repeats)
+    show(as_json, comparison.as_json(trace, settings, rows), comparison.lines(trace, settings, rows))
+
+
+def show(as_json: bool, answer: dict[str, Any], lines: Iterable[str]) -> None:
+    click.echo(msgspec.json.encode(answer) if as_json else "\n".join(lines))

@@ -1,6 +1,6 @@
 """Runs policies and bounds on the same arrivals, and sums up: hit rate, times to first token, balance."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heapreplace
 from statistics import fmean
 from typing import Any
@@ -38,15 +38,14 @@ def outcome_of(jobs: Sequence[Job], replicas: int, prefill_tokens_per_s: float) 
     asked = sum(job.request.input_tokens for job in jobs)
     computed = [0] * replicas
     requests = [0] * replicas
+    sessions: dict[str, list[float]] = {}  # each one's beginning and end
     for job in jobs:
         computed[job.replica] += job.uncached_tokens
         requests[job.replica] += 1
-    ttfts_s = sorted(job.ttft_s for job in jobs)
-    sessions: dict[str, list[float]] = {}  # each one's beginning and end
-    for job in jobs:
         if job.request.session is not None and job.ended_s:
             span = sessions.setdefault(job.request.session, [job.request.at_s, 0.0])
             span[1] = max(span[1], job.ended_s)
+    ttfts_s = sorted(job.ttft_s for job in jobs)
     sessions_s = sorted(ended_s - began_s for began_s, ended_s in sessions.values())
     span_s = max(job.first_s for job in jobs) - min(job.request.at_s for job in jobs)
     return Outcome(
@@ -64,10 +63,8 @@ def outcome_of(jobs: Sequence[Job], replicas: int, prefill_tokens_per_s: float) 
     )
 
 
-def _imbalance(loads: Iterable[int]) -> float:
-    each = list(loads)
-    mean = fmean(each)
-    return max(each) / mean if mean else 1.0
+def _imbalance(loads: Sequence[int]) -> float:
+    return max(loads) / fmean(loads) if any(loads) else 1.0
 
 
 class Row(Struct, frozen=True):
@@ -81,13 +78,8 @@ class Row(Struct, frozen=True):
 
 def pooled(trace: Trace, settings: Settings, on_request: Callable[[], None] = lambda: None) -> list[Job]:
     """Simulate one cache as large as all together, one queue, and one parallel prefill per replica."""
-    one = replace(
-        settings,
-        replicas=1,
-        servers=settings.replicas,
-        capacity_tokens=settings.capacity_tokens * settings.replicas,
-        replica_limit=0,
-    )
+    tokens = settings.capacity_tokens * settings.replicas
+    one = replace(settings, replicas=1, servers=settings.replicas, capacity_tokens=tokens, replica_limit=0)
     return simulated(trace, one, "round-robin", 0, on_request)
 
 
@@ -140,8 +132,9 @@ def _row(name: str, runs: list[list[Job]], replicas: int, rate: float, *, is_bou
 
 # ---- as text and as JSON
 
-HEAD = ("policy", "hits", "TTFT mean", "p50", "p90", "p99", "session", "p99", "tokens", "requests", "busy")
-SESSIONS = {HEAD.index("session"), HEAD.index("session") + 1}  # not shown in an open loop, which gives a turn its time
+
+def duration(seconds: float) -> str:
+    return f"{seconds:,.2f} s" if seconds >= 0.1 else f"{seconds * 1000:,.0f} ms"
 
 
 def lines(trace: Trace, settings: Settings, rows: Sequence[Row]) -> Iterator[str]:
@@ -156,12 +149,17 @@ def lines(trace: Trace, settings: Settings, rows: Sequence[Row]) -> Iterator[str
         f"tokens/s: load {asked / (settings.replicas * rate):.2f}"
     )
     yield ""
-    hidden = set() if settings.closed_loop else SESSIONS
-    policies, bounds = ([row for row in rows if row.is_bound is is_bound] for is_bound in (False, True))
-    table: list[Sequence[str]] = [HEAD, *((row.name, *_figures(row.mean, row.is_bound)) for row in policies)]
-    if bounds:
-        table += [(), *((row.name, *_figures(row.mean, row.is_bound)) for row in bounds)]
-    yield from aligned([cell for at, cell in enumerate(row) if at not in hidden] for row in table)
+    table = [["policy", "hits", "TTFT mean", "p50", "p90", "p99", "session", "p99", "tokens", "requests", "busy"]]
+    for row in rows:
+        one = row.mean
+        times = map(duration, (one.ttft_mean_s, one.ttft_p50_s, one.ttft_p90_s, one.ttft_p99_s))
+        sessions = ("" if time_s is None else f"{time_s:,.0f} s" for time_s in (one.session_mean_s, one.session_p99_s))
+        balance = ("" if row.is_bound else f"{ratio:.2f}" for ratio in (one.token_imbalance, one.request_imbalance))
+        if row.name == "pooled":  # the first of the bounds
+            table.append([])
+        table.append([row.name, f"{one.hit_rate:.1%}", *times, *sessions, *balance, f"{one.utilization:.0%}"])
+    # An open loop gives a turn its time, so it shows no sessions.
+    yield from aligned(row if settings.closed_loop else row[:6] + row[8:] for row in table)
     for row in rows:
         if row.mean.refused:
             yield f"{row.name}: {row.mean.refused:,.0f} requests waited for room in vain; they are in no other figure."
@@ -174,22 +172,11 @@ def lines(trace: Trace, settings: Settings, rows: Sequence[Row]) -> Iterator[str
         )
 
 
-def _figures(one: Outcome, is_bound: bool) -> Iterator[str]:
-    yield f"{one.hit_rate:.1%}"
-    for seconds in (one.ttft_mean_s, one.ttft_p50_s, one.ttft_p90_s, one.ttft_p99_s):
-        yield duration(seconds)
-    for session_s in (one.session_mean_s, one.session_p99_s):
-        yield "" if session_s is None else f"{session_s:,.0f} s"
-    yield "" if is_bound else f"{one.token_imbalance:.2f}"
-    yield "" if is_bound else f"{one.request_imbalance:.2f}"
-    yield f"{one.utilization:.0%}"
-
-
-def duration(seconds: float) -> str:
-    return f"{seconds:,.2f} s" if seconds >= 0.1 else f"{seconds * 1000:,.0f} ms"
-
-
 def as_json(trace: Trace, settings: Settings, rows: Sequence[Row]) -> dict[str, Any]:
+    policies, bounds = (
+        {row.name: {**asdict(row.mean), "runs": row.runs} for row in rows if row.is_bound is is_bound}
+        for is_bound in (False, True)
+    )
     return {
         "trace": {
             "name": trace.name,
@@ -198,11 +185,7 @@ def as_json(trace: Trace, settings: Settings, rows: Sequence[Row]) -> dict[str, 
             "block_tokens": trace.block_tokens,
             "span_s": trace.span_s,
         },
-        "settings": asdict(settings),
-        "policies": {row.name: _of_row(row) for row in rows if not row.is_bound},
-        "bounds": {row.name: _of_row(row) for row in rows if row.is_bound},
+        "settings": settings,
+        "policies": policies,
+        "bounds": bounds,
     }
-
-
-def _of_row(row: Row) -> dict[str, Any]:
-    return {**asdict(row.mean), "runs": [asdict(one) for one in row.runs]}

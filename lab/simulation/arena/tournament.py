@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import nan
 from multiprocessing import get_context
+from operator import lt
 from statistics import fmean, geometric_mean
 from typing import Any, NamedTuple
 
+from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from api.process.lifeline import die_with_parent
@@ -31,7 +33,7 @@ class Run(NamedTuple):
     policy: str
 
 
-class Standing(NamedTuple):
+class Standing(Struct, frozen=True):
     """One policy over all fleets and loads: arithmetic means of shares, geometric ones of times."""
 
     hit_rate: float
@@ -56,8 +58,8 @@ def outcomes(
     at_rate(trace, 1.0)  # it raises here, not in a worker, if the trace has no rate
     found: dict[Run, Outcome] = {}
     with get_context("spawn").Pool(min(os.cpu_count() or 1, len(runs)), begin_worker, [os.getpid()]) as pool:
-        for run, one in zip(runs, pool.imap(partial(outcome, trace, settings, repeats), runs), strict=True):
-            found[run] = one
+        for one in pool.imap(partial(outcome, trace, settings, repeats), runs):
+            found[runs[len(found)]] = one
             on_run(len(found))
     return found
 
@@ -68,34 +70,32 @@ def begin_worker(parent_pid: int) -> None:
 
 
 def outcome(trace: Trace, settings: Settings, repeats: dict[str, Any], run: Run) -> Outcome:
-    policy = OURS if run.policy == IN_ORDER else run.policy
     # No other router holds requests back, so none does here, and all requests count.
     settings = replace(settings, replicas=run.replicas, replica_limit=0, ranked=run.policy != IN_ORDER)
     paced = at_rate(trace, run.load * run.replicas * settings.prefill_tokens_per_s)
-    is_bound = policy == BOUND
-    return compared(paced, settings, [] if is_bound else [policy], bounds=is_bound, **repeats)[0].mean
+    policies = [] if run.policy == BOUND else [OURS if run.policy == IN_ORDER else run.policy]
+    return compared(paced, settings, policies, bounds=not policies, **repeats)[0].mean
 
 
 def standings(found: dict[Run, Outcome], is_closed_loop: bool) -> dict[str, Standing]:
     """Sum up; the mean that counts is that of sessions in a closed loop, else of times to first token."""
-
-    def mean_s(run: Run, policy: str) -> float:
-        one = found[run._replace(policy=policy)]
-        return one.session_mean_s if is_closed_loop and one.session_mean_s is not None else one.ttft_mean_s
-
+    means_s = {run: (is_closed_loop and one.session_mean_s) or one.ttft_mean_s for run, one in found.items()}
     told = {}
     for policy in dict.fromkeys(run.policy for run in found):
-        runs = {run: one for run, one in found.items() if run.policy == policy}
-        ways = [(mean_s(run, WORST) - mean_s(run, policy), mean_s(run, WORST) - mean_s(run, BOUND)) for run in runs]
-        closed = [own_s / whole_s for own_s, whole_s in ways if whole_s > 0] or [nan]
+        runs = [run for run in found if run.policy == policy]
+        own_s, worst_s, bound_s, ours_s = (
+            [means_s[run._replace(policy=name)] for run in runs] for name in (policy, WORST, BOUND, OURS)
+        )
+        ways = zip(worst_s, own_s, bound_s, strict=True)
+        closed = [(worst - own) / (worst - bound) for worst, own, bound in ways if worst > bound] or [nan]
         told[policy] = Standing(
-            fmean(one.hit_rate for one in runs.values()),
-            geometric_mean(one.ttft_mean_s for one in runs.values()),
-            geometric_mean(one.ttft_p99_s for one in runs.values()),
-            geometric_mean(mean_s(run, policy) for run in runs) if is_closed_loop else None,
-            fmean(closed),
-            min(closed),
-            sum(mean_s(run, policy) < mean_s(run, OURS) for run in runs),
+            hit_rate=fmean(found[run].hit_rate for run in runs),
+            ttft_mean_s=geometric_mean(found[run].ttft_mean_s for run in runs),
+            ttft_p99_s=geometric_mean(found[run].ttft_p99_s for run in runs),
+            session_mean_s=geometric_mean(own_s) if is_closed_loop else None,
+            closed=fmean(closed),
+            least_closed=min(closed),
+            ahead=sum(map(lt, own_s, ours_s)),
         )
     return told
 
@@ -110,9 +110,9 @@ def lines(trace: Trace, settings: Settings, found: dict[Run, Outcome], told: dic
     yield ""
     table = [["policy", "hits", "TTFT mean", "p99", "closed", "at least", "ahead", "session"]]
     for policy, one in told.items():
-        times = map(duration, (one.ttft_mean_s, one.ttft_p99_s))
-        shares = (f"{share:.1%}" for share in (one.closed, one.least_closed))
         ahead = "" if policy in (OURS, BOUND) else f"{one.ahead} of {len(found) // len(told)}"
+        times = duration(one.ttft_mean_s), duration(one.ttft_p99_s)
+        shares = f"{one.closed:.1%}", f"{one.least_closed:.1%}"
         table.append([policy, f"{one.hit_rate:.1%}", *times, *shares, ahead, f"{one.session_mean_s or 0:,.0f} s"])
     yield from aligned(row if settings.closed_loop else row[:-1] for row in table)
 
@@ -120,7 +120,7 @@ def lines(trace: Trace, settings: Settings, found: dict[Run, Outcome], told: dic
 def as_json(trace: Trace, settings: Settings, found: dict[Run, Outcome], told: dict[str, Standing]) -> dict[str, Any]:
     return {
         "trace": {"name": trace.name, "requests": len(trace.requests), "input_tokens": trace.input_tokens},
-        "settings": asdict(settings),
-        "policies": {policy: one._asdict() for policy, one in told.items()},
+        "settings": settings,
+        "policies": told,
         "runs": [{**run._asdict(), **asdict(one)} for run, one in found.items()],
     }
