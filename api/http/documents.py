@@ -55,6 +55,7 @@ SUMMARIES = {  # a router's or a replica's document shows them beside its routes
     "POST /explain": "Show where a request would go, and why",
     "GET /decisions": "List the last decisions",
     "GET /decisions/{request_id:path}": "Show one decision",
+    "GET /sessions": "Show the sessions that wait to begin, and the last ones that had a turn",
     "GET /prefixes": "Show what recent prompts share, and which replicas hold it",
     "GET /debug/index": "Show the sizes of all that can grow",
     "GET /dashboard/replicas/{name}": "Show a replica as its page of the dashboard does",

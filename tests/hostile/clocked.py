@@ -102,7 +102,7 @@ async def answer() -> None:
 
 def plant(path: str) -> None:
     """Have one route parse its bodies where all of them are served."""
-    served = vars(connections)["serve"]
+    served = vars(connections)["read"]
 
     def parses_first(request: Request, exchange: Exchange) -> None:
         if exchange.scope["path"] == path:
@@ -111,7 +111,7 @@ def plant(path: str) -> None:
                     json.loads(bytes(exchange.body))
         served(request, exchange)
 
-    vars(connections)["serve"] = parses_first
+    vars(connections)["read"] = parses_first
 
 
 if __name__ == "__main__":
