@@ -15,6 +15,7 @@ from lab.simulation.replica import SimulatedReplica
 from lab.simulation.router import SimulatedRouter
 from lab.simulation.settings import Settings
 from lab.trace.requests import Trace
+from router.placement.cost import Question
 from router.placement.sessions import name_of
 
 REPORT_INTERVAL_S = 0.25  # replica.process has the same
@@ -53,7 +54,7 @@ class SimulatedFleet:
             else:
                 answer_s = last.request.output_tokens / self._settings.decode_tokens_per_s
                 gap_s = min(LONGEST_GAP_S, max(0.0, job.request.at_s - last.request.at_s - answer_s))
-                self._then[last.number] = partial(self._agenda.after, gap_s, partial(self._next_turn, job, on_request))
+                self._then[last.number] = partial(self._agenda.after, gap_s, partial(self._arrive, job, on_request))
         if self._settings.closed_loop:
             self._begin_sessions()
         while self._left and self._agenda.step():
@@ -61,15 +62,12 @@ class SimulatedFleet:
         assert not self._left, f"{self._left} requests wait for ever"
 
     def _arrive(self, job: Job, on_request: Callable[[], None]) -> None:
+        job.request = job.request._replace(at_s=self._agenda.now_s)  # in a closed loop it is not the trace's
         if pause_s := self._router.placement.pause_s(self._router.candidates):
             self._agenda.after(pause_s, partial(self._place_or_wait, job))
         else:
             self._place_or_wait(job)
         on_request()
-
-    def _next_turn(self, job: Job, on_request: Callable[[], None]) -> None:
-        job.request = job.request._replace(at_s=self._agenda.now_s)
-        self._arrive(job, on_request)
 
     def _over(self, job: Job) -> None:
         self._left -= 1
@@ -81,26 +79,24 @@ class SimulatedFleet:
             return
         if job.is_refused:
             self._refuse([job])
-        elif job.is_held:
-            self._hold(job)
+        elif job.held is not None:
+            self._hold(job, job.held)
         else:
             refused = self._router.wait(job, self._agenda.now_s)
             self._refuse([] if refused is None else [refused])
             expire = self._router.waiting.expire
             self._agenda.after(self._settings.queue_timeout_s, lambda: self._refuse(expire(self._agenda.now_s)))
 
-    def _hold(self, job: Job) -> None:
+    def _hold(self, job: Job, question: Question) -> None:
         """Keep a session's first turn; its client comes again when it was told to."""
-        working_set, question = self._router.placement.working_sets[MODEL], job.question
-        assert question is not None, "it is held"
+        working_set, name = self._router.placement.working_sets[MODEL], name_of(question)
         until_s = self._agenda.now_s + self._settings.queue_timeout_s
         working_set.wait(question, until_s)
-        self._held[name_of(question)] = job
+        self._held[name] = job
 
         def leave() -> None:
-            if self._held.get(name := name_of(question)) is job:
+            if self._held.get(name) is job:
                 del self._held[name]
-                job.turned_away += 1
                 wait_s = working_set.come_again_s(name, self._agenda.now_s)
                 self._agenda.after(wait_s, partial(self._place_or_wait, job))
 

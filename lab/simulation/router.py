@@ -48,7 +48,7 @@ class SimulatedRouter(ReplayState):
             candidates = [self.candidates[job.request.replica]]
         decision = self.decide(question, candidates)
         job.behind_s, job.stands_back = question.behind_s, question.stands_back
-        job.question, job.is_held = question, decision.rejection == "held"
+        job.held = question if decision.rejection == "held" else None
         if job.is_new:
             room_s = 0.0 if decision.chosen else self.waiting.wait_of(question.counts_from_s, now_s)
             job.is_new, job.outlook = False, self.placement.outlook(decision, room_s)

@@ -41,7 +41,10 @@ class Samples:
             except ValueError as error:
                 raise BadMetrics(f"its metrics cannot be parsed: {line[:80]!r}: {error}") from error
             if value == value:  # not NaN
-                told = {label: _ESCAPE.sub(_unescaped, said) for label, said in _LABEL.findall(labels)}
+                told = {
+                    label: _ESCAPE.sub(lambda found: "\n" if found[1] == "n" else found[1], said)
+                    for label, said in _LABEL.findall(labels)
+                }
                 self._samples[name].append(Sample(told, value))
 
     def of_rank(self, rank: int) -> "Samples":
@@ -94,7 +97,3 @@ class Samples:
             if found:
                 return found
         return []
-
-
-def _unescaped(found: re.Match[str]) -> str:
-    return "\n" if found[1] == "n" else found[1]

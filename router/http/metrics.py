@@ -163,9 +163,6 @@ WORKING_SET_GAUGES: tuple[Metric[WorkingSet], ...] = (
     Metric("sessions_bound_tokens", "The most of them; 0: no session waits to begin.", lambda w: w.bound_tokens),
     Metric("sessions_lost_ratio", "Part of what sessions had computed that no cache held any more.", lambda w: w.lost),
 )
-WORKING_SET_COUNTERS: tuple[Metric[WorkingSet], ...] = (
-    Metric("sessions_begun", "Sessions that have begun after a wait.", lambda w: w.begun),
-)
 
 # Metrics with a writing function of their own: name and meaning.
 MODEL_QUEUE = f"{PREFIX}model_queue_length", "Those of one model, also while it has no replica."
@@ -203,7 +200,7 @@ def text_of(printed: Printed, *, shows_keys: bool = True) -> Iterator[str]:
     names = dict.fromkeys((*known.expected, *known.models, *groups))
     yield metric("gauge", *MODEL_QUEUE, ((labels(model=name), groups[name]) for name in names))
     sets = [(labels(model=model), one) for model, one in printed.placement.working_sets.items()]
-    yield from _rows(WORKING_SET_GAUGES, WORKING_SET_COUNTERS, sets)
+    yield from _rows(WORKING_SET_GAUGES, (), sets)
     refused = printed.counts.refused.items()
     yield metric("counter", *REFUSED, ((labels(code=code), count) for code, count in refused))
     approximate = approximate_prompts(known.models.values()).items()

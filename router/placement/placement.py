@@ -6,6 +6,7 @@ Pure: time is an argument, nothing waits. The router, `simulate` and the replay 
 
 import random
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
@@ -40,12 +41,12 @@ class Placement:
     ) -> None:
         """`working_sets`: new sessions wait while those that have begun do not fit into the caches."""
         self.policy = policy
-        self.working_sets: dict[str, WorkingSet] = {}  # by base model
         self._holds = working_sets and policy == "cost"
         self.index = PrefixIndex()
         self.guesses = PrefixIndex()  # guesses for replicas that have no events; the slots are the index's
         self.approximate = Approximate(self.guesses, approximate_blocks)
         self.reuse = Reuse()
+        self.working_sets = defaultdict[str, WorkingSet](lambda: WorkingSet(self.reuse))  # by base model
         self.transfers = Transfers()
         self.doubted: dict[int, float] = {}  # each slot's factor on claims, if they were wrong
         self._readable = 0  # a mask of the replicas that neighbours may read
@@ -270,10 +271,7 @@ class Placement:
         if block_size:
             known = self._used(placed, block_size, keys)
             if placed.pages and question.model and self._holds:
-                working_set = self.working_sets.get(question.model)
-                if working_set is None:
-                    working_set = self.working_sets[question.model] = WorkingSet(self.reuse)
-                known *= page_tokens(block_size)
+                working_set, known = self.working_sets[question.model], known * page_tokens(block_size)
                 placed.turn = working_set.turn(question, placed.pages, known, load.candidate.name)
         elif keys:
             self.approximate.routed(slot, keys)
@@ -360,7 +358,7 @@ class Placement:
             unforeseen = max(0, computed - sum(begun)) if begun else 0
             self.shares.used(tenant, unforeseen, generated)
         if (turn := placed[-1].turn) is not None and placed[-1].has_begun:
-            turn.computed(computed, now_s)
+            turn.working_set.computed(turn, computed, now_s)
 
     def fetched(self, placed: Placed, now_s: float) -> None:
         """Note the first token of a request whose KV came from another replica."""

@@ -18,11 +18,9 @@ from router.placement.cost import (
     uncached_tokens,
     weigh,
 )
-from router.placement.decision import Decision, Rejection
+from router.placement.decision import Decision
 from router.placement.effects import MAX_LATER_S, NEAR_FRACTION, NEAR_S, PATIENCE, add_effects
 from router.placement.elsewhere import add_pulls
-
-__all__ = ["POLICIES", "Candidate", "Decision", "Question", "Rejection", "choose"]
 
 TIE_S = 1e-6
 LOAD_BOUND = 1.25  # sessions: most of ours in flight on one replica, as a multiple of the mean

@@ -11,7 +11,6 @@ sessions may go on, and otherwise more. While little is lost, nobody is held, an
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import TypeAlias
 
 from msgspec import Struct
 
@@ -31,12 +30,8 @@ GONE_S = 900.0  # a session that was silent for so long takes no place
 MAX_SESSIONS = 2**16  # the longest silent ones are forgotten
 MAX_WAITING = 4096  # sessions; others wait without a place in the order
 MAX_BEGINS = 32  # at once
-EARLY = 0.5
-USUAL_WAIT_S, MAX_WAIT_S = 60.0, 120.0  # told to a client while no session has begun lately, and at most
+EARLY, USUAL_WAIT_S, MAX_WAIT_S = 0.5, 60.0, 120.0  # the part of its wait told to a client; while unknown; at most
 ABSENT_S = 60.0  # a client that comes so much later than it was told to has lost its place in the order
-
-# A name given by the client, or the last page of its newest prompt, which the next prompt begins with.
-Key: TypeAlias = str | int
 
 
 class Session(Struct, eq=False, gc=False):
@@ -60,10 +55,6 @@ class Turn(Struct, frozen=True, eq=False, gc=False):
         self.session.running -= 1
         self.session.last_s = now_s
 
-    def computed(self, tokens: int, now_s: float) -> None:
-        """Note how much was computed in the end: by then, more may have been evicted than was foreseen."""
-        self.working_set.lose(self.known_tokens, self.known_tokens - (self.tokens - tokens), now_s)
-
 
 class Newcomer(Struct, eq=False, gc=False):
     """A session that waits to begin."""
@@ -86,9 +77,9 @@ class WorkingSet:
         self.is_on = False
         self.lost = 0.0  # in the last window
         self.active_tokens = 0.0  # tokens of the sessions that will likely go on, when last counted
-        self.sessions: OrderedDict[Key, Session] = OrderedDict()  # the longest silent one first
+        # By the client's name for it, or by the last page of its newest prompt; the longest silent one is first.
+        self.sessions: OrderedDict[str | int, Session] = OrderedDict()
         self.waiting: dict[str, Newcomer] = {}
-        self.begun = 0  # sessions that have waited before
         self._reuse = reuse
         self._parties: defaultdict[str, float] = defaultdict(float)  # their part of `active_tokens`
         self._begun_s: deque[float] = deque(maxlen=32)
@@ -104,10 +95,14 @@ class WorkingSet:
         """Count what there is; return the waiting sessions that may begin now, and have begun."""
         if not self.sessions:
             return []
-        able = [one for one in candidates if one.ages is not None and one.unavailable is None]
-        sizes = list(map(_size, able))
-        self._looks += len(able)
-        self._busy += sum(one.queued_tokens > 0 for one in able)
+        sizes = []
+        for one in candidates:
+            if (ages := one.ages) is not None and one.unavailable is None:
+                # Host memory counts as far as bringing KV from there is cheaper than computing it.
+                share = 1.0 - price(CPU, one.load_tokens_per_s, one.prefill_tokens_per_s) if ages.host_pages else 0.0
+                sizes.append((ages.capacity_pages + share * ages.host_pages) * ages.page_tokens)
+                self._busy += one.queued_tokens > 0
+        self._looks += len(sizes)
         self.capacity_tokens, self.smallest_tokens = sum(sizes), min(sizes, default=0.0)
         if not self.is_on:
             return []
@@ -128,7 +123,6 @@ class WorkingSet:
             self.sessions[name] = Session(newcomer.party, newcomer.tokens, last_s=now_s)
             self._takes(newcomer.party, newcomer.tokens)
             self._begun_s.append(now_s)
-            self.begun += 1
             begins.append(name)
         return begins
 
@@ -154,8 +148,7 @@ class WorkingSet:
         """Estimate the time until a waiting session may begin, for its client to come again then."""
         pace = self._begun_s
         each_s = (now_s - pace[0]) / len(pace) if pace else USUAL_WAIT_S
-        newcomer = self.waiting.get(name)
-        before = len(self.waiting)
+        newcomer, before = self.waiting.get(name), len(self.waiting)
         if newcomer is not None:
             before = sum(one.since_s < newcomer.since_s for one in self.waiting.values())
         wait_s = min(MAX_WAIT_S, max(1.0, EARLY * (before + 1) * each_s))
@@ -164,20 +157,14 @@ class WorkingSet:
         return wait_s
 
     def rows(self, now_s: float, limit: int) -> dict[str, object]:
-        """Tell of the sessions that wait, the first in line first, and of those that had a turn, the last one first."""
-        waiting = sorted(self.waiting.items(), key=lambda item: (self._taken_by(item[1]), item[1].since_s))
+        """Tell of the sessions that wait, the oldest first, and of those that had a turn, the newest first."""
         return {
-            "context_tokens": round(self.active_tokens),
-            "bound_tokens": round(self.bound_tokens) or None,
-            "lost": round(self.lost, 3),
+            "context_tokens": self.active_tokens,
+            "bound_tokens": self.bound_tokens,
+            "lost": self.lost,
             "waiting": [
-                {
-                    "session": name,
-                    "tokens": one.tokens,
-                    "waits_s": round(now_s - one.since_s, 1),
-                    "is_here": one.is_here,
-                }
-                for name, one in waiting[:limit]
+                {"session": name, "tokens": it.tokens, "waits_s": now_s - it.since_s, "is_here": it.is_here}
+                for name, it in islice(self.waiting.items(), limit)
             ],
             "sessions": [
                 {
@@ -185,7 +172,7 @@ class WorkingSet:
                     "context_tokens": one.tokens,
                     "turns": one.turns,
                     "running": one.running,
-                    "idle_s": 0.0 if one.running else round(now_s - one.last_s, 1),
+                    "idle_s": 0.0 if one.running else now_s - one.last_s,
                     "replica": one.replica,
                 }
                 for key, one in islice(reversed(self.sessions.items()), limit)
@@ -199,7 +186,7 @@ class WorkingSet:
         sessions = self.sessions
         tokens, now_s = question.tokens, question.now_s
         if question.session is not None:
-            key: Key = name_of(question)
+            key: str | int = name_of(question)
             session = sessions.get(key)
         else:
             key = pages[-1]
@@ -219,16 +206,15 @@ class WorkingSet:
         session.last_s, session.replica = now_s, replica
         return Turn(self, session, tokens, known_tokens if session.turns > 1 else 0.0)
 
-    def lose(self, known_tokens: float, lost_tokens: float, now_s: float) -> None:
-        self._known += known_tokens
-        self._lost += min(known_tokens, max(0.0, lost_tokens))
-        if self._known >= (WINDOW if self.is_on else FIRST_WINDOW) * self.capacity_tokens > 0:
-            self._adjust(now_s)
+    def computed(self, turn: Turn, tokens: int, now_s: float) -> None:
+        """Note how much was computed in the end: by then, more may have been evicted than was foreseen.
 
-    # ---- the bound
-
-    def _adjust(self, now_s: float) -> None:
-        """Move the bound by what was lost in this window, where it was what mattered."""
+        At the end of a window, move the bound by what was lost, where the bound was what mattered.
+        """
+        self._known += turn.known_tokens
+        self._lost += min(turn.known_tokens, max(0.0, turn.known_tokens - (turn.tokens - tokens)))
+        if self._known < (WINDOW if self.is_on else FIRST_WINDOW) * self.capacity_tokens or not self.capacity_tokens:
+            return
         self.lost, busy = self._lost / self._known, self._busy / max(1, self._looks)
         self._known = self._lost = 0.0
         self._busy = self._looks = 0
@@ -270,13 +256,3 @@ def name_of(question: Question, session: str | None = None) -> str:
     """Name the question's session, or another one of its client: what one tenant calls its own is not another's."""
     party = "" if question.tenant is None else question.tenant.name
     return f"{party}/{session or question.session}"
-
-
-def _size(candidate: Candidate) -> float:
-    """The tokens that a replica keeps: those in host memory count as far as bringing them is cheaper than computing."""
-    ages = candidate.ages
-    assert ages is not None, "it is asked of tracked caches"
-    host = ages.host_pages
-    if host:
-        host *= 1.0 - price(CPU, candidate.load_tokens_per_s, candidate.prefill_tokens_per_s)
-    return (ages.capacity_pages + host) * ages.page_tokens

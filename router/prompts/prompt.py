@@ -201,7 +201,7 @@ def approximate(model: str, peek: Peek, lora: str | None, salt: str | None, why_
     tokens = max(1, len(text) // BYTES_PER_TOKEN)
     prompt = Prompt(model, tokens, [], False, why_not, max(peek.n or 1, 1), lora, salt, peek, {}, text)
     prompt.all_tokens = tokens
-    if peek.prompt is not None and _is_batch(peek):
+    if isinstance(peek.prompt, list) and peek.prompt and not isinstance(peek.prompt[0], int):  # several prompts
         prompt.choices *= len(peek.prompt)
         for further in peek.prompt[1:]:
             if isinstance(further, Raw):  # the length of a body that is read apart
@@ -221,11 +221,6 @@ def by_text(model: str, peek: Peek, lora: str | None, text: bytes) -> Prompt:
 def estimated(text: bytes) -> int:
     """The tokens of a text that no tokenizer has seen."""
     return max(1, len(text) // BYTES_PER_TOKEN)
-
-
-def _is_batch(peek: Peek) -> bool:
-    prompt = peek.prompt
-    return isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
 
 
 def text_of(peek: Peek) -> bytes:

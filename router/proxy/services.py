@@ -5,6 +5,9 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any, Protocol, TypeVar
 
+from starlette.types import Scope
+
+from api.errors import ApiError
 from api.http.bodies import Bodies
 from router.config import RouterConfig
 from router.lifecycle import Lifecycle
@@ -19,10 +22,9 @@ from router.prompts.reading.client import Reading
 from router.proxy.attempt import Attempt, AttemptListener
 from router.proxy.exchange import Exchange
 from router.proxy.flow import Flow
-from router.proxy.request_summary import RequestSummary
+from router.proxy.request_summary import RequestCounts, RequestSummary
 from router.proxy.responses import KeptResponses
 from router.proxy.retries import Budget, RetryBudget, Row
-from router.records.history import History
 from router.tenants.admission import Admission
 
 T = TypeVar("T")
@@ -36,6 +38,16 @@ class Waiter(Protocol):
 
     def __hash__(self) -> int: ...
     def give_up_waiting(self) -> None: ...
+
+
+class Remembers(Protocol):
+    """The memory of all requests."""
+
+    @property
+    def counts(self) -> RequestCounts: ...
+    @property
+    def request_log(self) -> object | None: ...
+    def turned_away(self, scope: Scope, error: ApiError) -> None: ...
 
 
 class Services(Protocol):
@@ -57,9 +69,10 @@ class Services(Protocol):
     loop: asyncio.AbstractEventLoop
     now_s: Callable[[], float]
     config: RouterConfig
-    history: History
     verification: Verification | None  # checks prompts for engines that build them themselves
 
+    @property
+    def history(self) -> Remembers: ...
     def in_thread(self, make: Callable[[], T], size: int, done: "Callable[[asyncio.Future[T]], None]") -> None: ...
     def doubt(self, member: Member) -> str | None: ...
     def candidates_of(self, name: str) -> Sequence[Candidate]: ...

@@ -10,9 +10,10 @@ from events.cache.groups import Group, Layout
 from events.messages import BlockStored
 from events.native import Load
 from router.placement.ages import CacheAges, Reuse
+from router.placement.cost import Candidate, Question
 from router.placement.index import PrefixIndex
 from router.placement.load import ReplicaLoad
-from router.placement.policy import Candidate, Question, Ring, choose
+from router.placement.policy import Ring, choose
 from tests.bench.measure import cpu_us, heading, row
 
 BLOCK = 16

@@ -157,12 +157,12 @@ def test_in_a_closed_loop_a_session_goes_on_after_a_turn_that_was_refused() -> N
 
 
 def test_sessions_end_sooner_if_they_begin_only_while_the_caches_hold_their_contexts() -> None:
-    """Sixty sessions of 12 turns come within eight minutes, and the caches hold about ten of them."""
+    """Sixty sessions of 16 turns come within eight minutes, and the caches hold about ten of them."""
     requests, number = [], 0
     for session in range(60):
         blocks: list[int] = []
-        for at in range(12):
-            blocks += range(number, number := number + (8 if at == 0 else 3))
+        for at in range(16):
+            blocks += range(number, number := number + (16 if at == 0 else 1))
             at_s, name = 8.0 * session + 25.0 * at, f"session {session}"
             requests.append(TraceRequest(at_s, 1024 * len(blocks), 200, tuple(blocks), name))
     trace = Trace("sessions", 1024, sorted(requests, key=lambda request: request.at_s))
@@ -174,7 +174,7 @@ def test_sessions_end_sooner_if_they_begin_only_while_the_caches_hold_their_cont
         return found.hit_rate, found.session_mean_s
 
     (few, late_s), (more, sooner_s) = figures(150_000, False), figures(150_000, True)
-    assert more > 2 * few and sooner_s < 0.9 * late_s
+    assert more > 2 * few and sooner_s < 0.85 * late_s
     assert figures(2_000_000, False) == figures(2_000_000, True), "nothing is held where nothing is lost"
 
 

@@ -3,7 +3,7 @@ import random
 import pytest
 
 from router.members.health import MAX_REFUSALS, SLOWEST, Health, HealthConfig
-from router.placement.policy import Candidate
+from router.placement.cost import Candidate
 
 NO_JITTER = HealthConfig(jitter=0.0)
 

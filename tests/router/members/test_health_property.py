@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.members.health import MAX_REFUSALS, SLOWEST, Health, HealthConfig
-from router.placement.policy import Candidate
+from router.placement.cost import Candidate
 
 Step = tuple[str, float]
 WHAT = (

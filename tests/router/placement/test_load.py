@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 
 from api.measured_rate import ENOUGH
 from events.native import Load
+from router.placement.cost import Candidate
 from router.placement.load import ReplicaLoad, Speed
-from router.placement.policy import Candidate
 
 
 def replica(**known: int) -> tuple[Candidate, ReplicaLoad]:

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.placement.cost import ALIKE_RATES, INFINITE, PROVEN_TOKENS, obstacles
+from router.placement.cost import ALIKE_RATES, INFINITE, PROVEN_TOKENS, Candidate, Question, obstacles
 from router.placement.effects import MAX_LATER_S, PATIENCE
 from router.placement.load import ReplicaLoad
-from router.placement.policy import POLICIES, Candidate, Question, Ring, choose
+from router.placement.policy import POLICIES, Ring, choose
 from router.placement.prices import TOKENS_PER_S
 
 RATE = 8000.0

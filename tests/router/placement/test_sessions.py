@@ -33,7 +33,7 @@ class Scene:
         """Let a turn begin and end; `lost`: the part of what was computed before that was computed again."""
         turn = self.it.turn(question, [1], question.tokens, "r0")
         turn.ended(self.now_s)
-        turn.computed(round(lost * question.tokens), self.now_s)
+        self.it.computed(turn, round(lost * question.tokens), self.now_s)
         return turn
 
     def tick(self) -> list[str]:
@@ -138,7 +138,7 @@ class Sessions(RuleBasedStateMachine):
     def end(self, draw: strategies.DataObject, lost: float) -> None:
         turn = self.running.pop(draw.draw(strategies.integers(0, len(self.running) - 1)))
         turn.ended(self.scene.now_s)
-        turn.computed(round(lost * turn.tokens), self.scene.now_s)
+        self.scene.it.computed(turn, round(lost * turn.tokens), self.scene.now_s)
 
     @rule(seconds=strategies.sampled_from((0.25, 20.0, 2 * GONE_S)))
     def tick(self, seconds: float) -> None:

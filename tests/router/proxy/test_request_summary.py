@@ -57,7 +57,9 @@ def test_a_request_alone_writes_its_fields() -> None:
     }
     chosen = ("chosen", "effects", "later_s", "portions", "rejection", "ttft_s", "uncached_tokens")
     of_choice = {f"placement/policy.py: decision.{field}" for field in chosen}
-    of_sessions = {f"placement/placement.py: decision.{field}" for field in ("chosen", "rejection")}  # a session is held
+    of_sessions = {
+        f"placement/placement.py: decision.{field}" for field in ("chosen", "rejection")
+    }  # a session is held
     assert written == {"placement/placement.py: decision.tie_break", *of_choice, *of_sessions}
 
 

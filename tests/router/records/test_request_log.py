@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from events.blocks import block_keys, root_key
 from lab.trace.formats import read_log
 from router.log_lines import LogLine
-from router.placement.policy import SEED_BITS, Candidate, Question, TieBreak, choose
+from router.placement.cost import Candidate, Question
+from router.placement.policy import SEED_BITS, TieBreak, choose
 from router.proxy.request import Request
 from router.records.request_log import RequestLog
 from tests.router.loopback import until
