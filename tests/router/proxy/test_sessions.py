@@ -102,7 +102,6 @@ async def test_a_new_session_waits_while_those_that_have_begun_lose_each_others_
             assert b'sessions_waiting{model="m"} 1' in (await client.get("/metrics")).body
         waits = asyncio.ensure_future(turn(8))
         await asyncio.sleep(1.0)
-        assert not waits.done()
         for other in others:
             other.cancel()
         await asyncio.wait(others)
