@@ -62,7 +62,7 @@ class SimulatedFleet:
         assert not self._left, f"{self._left} requests wait for ever"
 
     def _arrive(self, job: Job, on_request: Callable[[], None]) -> None:
-        job.request = job.request._replace(at_s=self._agenda.now_s)  # in a closed loop it is not the trace's
+        job.request = job.request._replace(at_s=self._agenda.now_s)  # a closed loop has its own times
         if pause_s := self._router.placement.pause_s(self._router.candidates):
             self._agenda.after(pause_s, partial(self._place_or_wait, job))
         else:

@@ -18,7 +18,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     optimistic: bool = True  # False: blocks of routed prompts count as cached only when events confirm them
     as_served: bool = False  # requests go where the trace says they went; the policy places only the others
     closed_loop: bool = False  # a session's turn comes when the one before has ended and its gap is over
-    working_set: bool = True  # in a closed loop, sessions wait to begin while the caches do not hold them
+    working_set: bool = True  # sessions of a closed loop wait to begin while the caches do not hold them
     ranked: bool = True  # replicas compute prompts in the order of the router's priorities
     replica_limit: int = CONFIG.replica_limit  # requests at a replica; 0: no limit
     queue_size: int = CONFIG.queue_size

@@ -27,7 +27,7 @@ class ArenaRouter(SimulatedRouter):
         self._chance = Random(seed)
         self._seen = [Seen(number, settings.prefill_tokens_per_s) for number in range(settings.replicas)]
         self._sessions: dict[str, int] = {}  # the number of the replica that had the last request
-        self._jobs: dict[int, Job] = {}  # in flight
+        self._jobs: dict[int, Job] = {}  # those that have not ended
 
     def place(self, job: Job, now_s: float) -> bool:
         self._job = job

@@ -19,7 +19,7 @@ from router.placement.policy import Ring
 
 class Asked(NamedTuple):
     tokens: int
-    blocks: Sequence[int]  # as in a trace: equal blocks are equal with everything before them; the last may not be full
+    blocks: Sequence[int]  # equal ones have equal blocks before them, too; the last may not be full
     block_tokens: int
     chance: Random  # it breaks ties
     session: str | None = None
@@ -37,7 +37,7 @@ class Seen(Struct, eq=False):
     pending_tokens: int = 0  # uncached tokens of requests without a first token
     live: Counter[int] = field(default_factory=Counter)  # blocks of requests in flight
     tree: dict[int, int] = field(default_factory=dict)  # all blocks ever sent, with the turn of their last use
-    cold_turn: int = 0  # of the last request that was cached nowhere and went here
+    cold_turn: int = 0  # the turn of its last request that no cache had
     # By events: the tokens of this request that are cached, and these with what was sent and not confirmed yet.
     cached: float = 0.0
     expected: float = 0.0

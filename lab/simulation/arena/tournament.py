@@ -39,7 +39,7 @@ class Standing(Struct, frozen=True):
     hit_rate: float
     ttft_mean_s: float
     ttft_p99_s: float
-    session_mean_s: float | None  # in a closed loop
+    session_mean_s: float | None  # None: the loop is open
     closed: float  # share of the way from round-robin's mean to the bound's; not a number: there is none
     least_closed: float
     ahead: int  # fleets and loads in which its mean is lower than that of `cost`

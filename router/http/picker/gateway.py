@@ -75,7 +75,7 @@ class Gateway:
         async def ask_app() -> None:
             try:
                 answer = await self._app_answer(exchange.scope, no_body)
-            except Exception:
+            except Exception:  # it ends this request alone
                 log.exception("A request of a gateway failed")
                 exchange.aside = None
                 exchange.fail()

@@ -286,7 +286,7 @@ class Call:
         """Run a step; an unexpected exception is logged, and ends this call alone: others share the connection."""
         try:
             step()
-        except Exception:
+        except Exception:  # it ends this call alone
             logging.getLogger(__name__).exception("A call of a gateway failed")
             self.finish(INTERNAL, "internal error")
 
