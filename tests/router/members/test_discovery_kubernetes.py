@@ -121,7 +121,8 @@ async def test_an_authority_that_was_replaced_is_read_again(tmp_path: Path) -> N
         await until(lambda: "certificate" in str(watch.problem), "the refusal of whom nobody vouches for")
         assert list(said[-1]) == ["a"]
         shutil.copy(second, authority)
-        await until(lambda: list(said[-1]) == ["a", "b"], "the change")
+        # A watch has begun then: httpcore2 leaves a connection open that is cancelled in its TLS handshake.
+        await until(lambda: list(said[-1]) == ["a", "b"] and watch.problem is None, "the change, and the watch")
 
 
 @pytest.mark.virtual(False)
@@ -140,8 +141,7 @@ async def test_what_happens_between_two_watches_is_in_the_next_list(caplog: pyte
         await until(lambda: api.watched, "the watch")
         api.drop()
         api.put(PODS, pod("b"))
-        await until(lambda: len(said) == 2 and api.watched, "the change that came meanwhile")
-        assert watch.problem is None
+        await until(lambda: len(said) == 2 and watch.problem is None, "the change that came meanwhile")
         await api.stop()
         api.delete(PODS, "a")
         api.forget()
