@@ -2,11 +2,15 @@
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
 from heapq import heappop, heappush
-from itertools import count, repeat
+from itertools import count, groupby, repeat
+from operator import or_
 from sys import getsizeof
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
+
+# Slot -> leading blocks of the prompt; slots that hold none are absent.
+Matched: TypeAlias = dict[int, int]
 
 # Beyond this size the table of shared masks starts anew: some equal masks then exist twice, which does no harm.
 SHARED_MASKS = 65_536
@@ -95,6 +99,39 @@ class Holders:
 @lru_cache(maxsize=4096)
 def slots_of(mask: int) -> tuple[int, ...]:
     return tuple(slot for slot in range(mask.bit_length()) if mask >> slot & 1)
+
+
+def leading(masks: Iterable[int], slots: int) -> Matched:
+    """Count, for each slot, the leading masks that have its bit.
+
+    Look at every block, as a replica may have evicted one in the middle: skipping ahead would miss that.
+    """
+    matched: Matched = {}
+    depth = 0
+    alive = slots
+    for mask, run in groupby(masks):  # blocks of one chain mostly have the same holders
+        gone = alive & ~mask
+        if gone:
+            if depth:
+                for slot in slots_of(gone):
+                    matched[slot] = depth
+            alive ^= gone
+            if not alive:
+                return matched
+        depth += len(list(run))
+    if depth:
+        matched.update(dict.fromkeys(slots_of(alive), depth))
+    return matched
+
+
+def extended(matched: Matched, held: list[int], more: list[int], slots: int) -> Matched:
+    """Leading blocks of `held` and `more` together, from `matched` of `held` alone; starts at the first difference."""
+    also = reduce(or_, set(more), 0) & slots
+    if not also:
+        return matched
+    start = min(matched.get(slot, 0) for slot in slots_of(also))
+    longer = leading(map(or_, held[start:], more[start:]), also)
+    return matched | {slot: start + blocks for slot, blocks in longer.items()} if longer else matched
 
 
 # ---- blocks routed to a replica, and not yet confirmed by its events

@@ -10,21 +10,17 @@ shared block costs one bit.
 from array import array
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import partial, reduce
+from functools import partial
 from heapq import heappop, heappush
-from itertools import filterfalse, groupby, repeat
+from itertools import filterfalse, repeat
 from operator import or_
-from typing import TypeAlias
 
 from msgspec import Struct
 
 from events.cache.changes import Change, Cleared, Grouped, Stored
 from events.cache.groups import FULL, Layout, hits
-from router.placement.holders import Holders, Optimistic, slots_of
+from router.placement.holders import Holders, Matched, Optimistic, extended, leading
 from router.placement.prices import CPU, GPU, OWN_SOURCES, source_of
-
-# Slot -> leading blocks of the prompt; slots that hold none are absent.
-Matched: TypeAlias = dict[int, int]
 
 
 class Matches(Struct, frozen=True, gc=False):
@@ -302,39 +298,6 @@ class PrefixIndex:
             assert found == counted, f"{pool}: {found} blocks by slot, {counted} counted"
         assert self._grouped == sum(self._layouts.values()), "a slot with two layouts"
         assert all(self._layouts.values()), "a layout that no slot has"
-
-
-def leading(masks: Iterable[int], slots: int) -> Matched:
-    """Count, for each slot, the leading masks that have its bit.
-
-    Look at every block, as a replica may have evicted one in the middle: skipping ahead would miss that.
-    """
-    matched: Matched = {}
-    depth = 0
-    alive = slots
-    for mask, run in groupby(masks):  # blocks of one chain mostly have the same holders
-        gone = alive & ~mask
-        if gone:
-            if depth:
-                for slot in slots_of(gone):
-                    matched[slot] = depth
-            alive ^= gone
-            if not alive:
-                return matched
-        depth += len(list(run))
-    if depth:
-        matched.update(dict.fromkeys(slots_of(alive), depth))
-    return matched
-
-
-def extended(matched: Matched, held: list[int], more: list[int], slots: int) -> Matched:
-    """Leading blocks of `held` and `more` together, from `matched` of `held` alone; starts at the first difference."""
-    also = reduce(or_, set(more), 0) & slots
-    if not also:
-        return matched
-    start = min(matched.get(slot, 0) for slot in slots_of(also))
-    longer = leading(map(or_, held[start:], more[start:]), also)
-    return matched | {slot: start + blocks for slot, blocks in longer.items()} if longer else matched
 
 
 def _masks(masks: dict[int, int], keys: Iterable[int]) -> list[int]:
