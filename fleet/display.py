@@ -12,9 +12,7 @@ from rich.text import Text
 class Display:
     """To be used as a context manager. `quiet`: only a bar says how far it is; else lines do where there is none."""
 
-    def __init__(
-        self, title: str, console: Console | None = None, *, quiet: bool = False, auto_refresh: bool = True
-    ) -> None:
+    def __init__(self, title: str, console: Console | None = None, *, quiet: bool = False) -> None:
         self._console = console or Console(highlight=False, emoji=False, markup=False)
         self._title = title
         self._quiet = quiet
@@ -28,7 +26,7 @@ class Display:
                 TimeElapsedColumn(),
                 console=self._console,
                 transient=True,
-                auto_refresh=auto_refresh,
+                refresh_per_second=4,  # drawing takes time that others need
             )
             self._task = self.bar.add_task(title, total=None, said="")
 
@@ -40,7 +38,7 @@ class Display:
             self.bar.reset(self._task, total=total, description=title, said="")
 
     def step(self, done: int, of: int | None, said: str | None = None) -> None:
-        said = f"{done:,} of {of:,}" if said is None else said
+        said = f"{done:,} of {of:,}" if of and said is None else said or f"{done:,}"
         if self.bar is not None:
             self.bar.update(self._task, completed=done, total=of or None, said=said)
         elif said != self._said and not self._quiet:
@@ -65,7 +63,7 @@ def has_cursor(console: Console) -> bool:
 
 
 @contextmanager
-def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
     """Yield a function for progress updates; it draws on standard error if that is a terminal."""
     with Display(what, Console(stderr=True), quiet=True) as display:
         yield lambda done: display.step(done, total)

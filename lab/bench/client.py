@@ -19,6 +19,7 @@ from router.members.upstream import Header, Sending, Upstream
 from router.proxy.streams.events import DONE, EventReader, payload_of
 
 EVENT_STREAM = b"text/event-stream"
+TOO_MANY = 429
 MAX_DETAIL = 300  # characters kept of what an endpoint says of an error
 
 
@@ -93,6 +94,9 @@ class Outcome(Struct):
     replica: str | None = None
     events: int = 0  # those with a token in them
     gaps_s: list[float] = []  # between those
+    session_turns: int = 0  # of its session, if it has one
+    retry_after_s: int | None = None  # told with status 429
+    sent_away: int = 0  # how often it was, and came again when told
 
     @property
     def ttft_s(self) -> float | None:
@@ -108,6 +112,11 @@ class Outcome(Struct):
         if self.error or self.first_s is None or not self.output_tokens or self.output_tokens < 2:
             return None
         return (self.end_s - self.first_s) / (self.output_tokens - 1)
+
+    def comes_again(self) -> None:
+        self.sent_away += 1
+        self.status = self.error = self.retry_after_s = None
+        self.detail = ""
 
 
 def error_text(body: bytes) -> str:
@@ -197,6 +206,8 @@ class InFlight:
         for name, value in headers:
             if name == b"content-type":
                 self._is_stream = status == 200 and value.lower().startswith(EVENT_STREAM)
+            elif name == b"retry-after" and status == TOO_MANY and value.isdigit():
+                outcome.retry_after_s = int(value)
             elif name == b"x-warmroute-replica":
                 outcome.replica = value.decode("latin-1")
             elif name == b"x-warmroute-cached-tokens" and value.isdigit():

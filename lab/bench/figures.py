@@ -10,12 +10,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from lab.bench.client import Outcome
+from lab.bench.client import TOO_MANY, Outcome
 from lab.bench.load import LAG_SHARE, Overhead
 from lab.bench.probe import Probe
 from lab.percentiles import Spread, spread
-
-TOO_MANY = 429
 
 
 class ReplicaFigures(Struct, frozen=True):
@@ -49,6 +47,11 @@ class Figures(Struct, frozen=True):
     examples: dict[str, str]  # the words about the first of each kind
     too_many: int  # refused with status 429
     replicas: dict[str, ReplicaFigures]
+    sessions: int = 0  # those of which every turn was answered
+    session_mean_s: float | None = None  # from a session's arrival to its last token
+    session_p99_s: float | None = None
+    sent_away: int = 0  # answers with status 429 to those that came again when told
+    began_when_told: int = 0  # of those: they were answered then
 
 
 def figures(ran: Sequence[Outcome]) -> Figures:
@@ -66,6 +69,14 @@ def figures(ran: Sequence[Outcome]) -> Figures:
     for outcome in answered:
         if outcome.replica is not None:
             by_replica[outcome.replica].append(outcome)
+    sessions: dict[str, list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        sessions[outcome.talk].append(outcome)
+    session_s = spread(
+        turns[-1].end_s - turns[0].intended_s
+        for turns in sessions.values()
+        if len(turns) == turns[0].session_turns and not any(outcome.error for outcome in turns)
+    )
     return Figures(
         requests=len(outcomes),
         failed=len(failed),
@@ -91,6 +102,11 @@ def figures(ran: Sequence[Outcome]) -> Figures:
             name: ReplicaFigures(len(own), len(own) / len(answered), hit_rate(own), spread(one.ttft_s for one in own))
             for name, own in sorted(by_replica.items())
         },
+        sessions=session_s.count,
+        session_mean_s=session_s.mean,
+        session_p99_s=session_s.p99,
+        sent_away=sum(outcome.sent_away for outcome in outcomes),
+        began_when_told=sum(outcome.sent_away > 0 for outcome in answered),
     )
 
 

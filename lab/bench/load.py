@@ -9,8 +9,7 @@ How much the load generator itself may have delayed is measured, too.
 import asyncio
 import gc
 import time
-from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -20,6 +19,7 @@ from lab.bench.client import Endpoint, Outcome
 from lab.bench.prompts import Form, asked_tokens
 from lab.bench.workloads import Arrival, Conversation
 from lab.percentiles import percentile
+from lab.trace.requests import rest_of_gap_s
 
 LOOK_EVERY_S = 0.01
 LAG_LIMIT_S = 0.005
@@ -80,6 +80,7 @@ class Limits(NamedTuple):
     for_s: float | None = None
     warm_up: int = 0  # the first requests, which are not counted
     clients: int | None = None  # None: open loop
+    comes_again: bool = False  # one that is told to, with status 429 and Retry-After
 
 
 class RunResult(NamedTuple):
@@ -92,12 +93,17 @@ class RunResult(NamedTuple):
 
 
 class LoadGenerator:
-    def __init__(self, endpoint: Endpoint, form: Form, arrivals: Iterator[Arrival], limits: Limits) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        form: Form,
+        arrivals: Iterator[Arrival],
+        limits: Limits,
+        on_end: Callable[[int], object],
+    ) -> None:
         self.outcomes: list[Outcome] = []
-        self.ttfts_s: list[float] = []  # ascending
-        self.errors = 0
-        self.done = 0  # counted ones
-        self.limits = limits
+        self._limits = limits
+        self._on_end = on_end  # is told how many requests have ended
         self._endpoint = endpoint
         self._form = form
         self._arrivals = arrivals
@@ -109,15 +115,6 @@ class LoadGenerator:
         self._is_over = asyncio.Event()  # nothing more is sent
         self._unfinished = 0
 
-    @property
-    def in_flight(self) -> int:
-        return len(self._endpoint.in_flight)
-
-    @property
-    def left_s(self) -> float | None:
-        """Seconds in which counted requests are still sent; None before the first, or without such a limit."""
-        return None if self._until_s is None else max(0.0, self._until_s - self._now_s())
-
     async def run(self) -> RunResult:
         freezes = gc.get_freeze_count() == 0  # otherwise the program around this has done it already
         if freezes:
@@ -125,11 +122,12 @@ class LoadGenerator:
             gc.freeze()  # older objects need not be looked through again and again
         watch, was_interrupted = OverheadMeter(), False
         self._began_s = time.perf_counter()
+        self._on_end(0)
         try:
             async with asyncio.TaskGroup() as group:
-                if self.limits.clients is None:
+                if self._limits.clients is None:
                     group.create_task(self._arrive(group))
-                for _ in range(self.limits.clients or 0):
+                for _ in range(self._limits.clients or 0):
                     group.create_task(self._ask_in_turn())
         except asyncio.CancelledError:  # Ctrl-C, of which `asyncio.Runner` makes this
             task = asyncio.current_task()
@@ -164,45 +162,48 @@ class LoadGenerator:
         """Ask turn by turn; return the last outcome, None if no more requests are sent."""
         outcome: Outcome | None = None
         answers: tuple[str, ...] = ()
-        session = talk.name if len(talk.turns) > 1 else ""
+        session = talk.name if len(talk.turns) > 1 or talk.is_recorded else ""
         for number, turn in enumerate(talk.turns):
             if outcome is not None:
-                at_s = outcome.end_s + turn.think_s
+                answer_s = outcome.end_s - (outcome.first_s or outcome.end_s)
+                at_s = outcome.end_s + (rest_of_gap_s(turn.think_s, answer_s) if talk.is_recorded else turn.think_s)
                 if not await self._wait_until(at_s):
                     break
             outcome = self._outcome(talk, number, at_s)
             if outcome is None:
                 break
+            outcome.session_turns = len(talk.turns) if session else 0
             body = self._form.body(talk, number, answers)
-            asked = self._endpoint.ask(self._form.path, body, outcome, self._began_s, session)
-            try:
-                await asked.ended
-            except asyncio.CancelledError:
-                self._unfinished += 1
-                asked.abandon()
-                raise
+            while True:
+                asked = self._endpoint.ask(self._form.path, body, outcome, self._began_s, session)
+                try:
+                    await asked.ended
+                except asyncio.CancelledError:
+                    self._unfinished += 1
+                    asked.abandon()
+                    raise
+                if outcome.retry_after_s is None or not self._limits.comes_again:
+                    break
+                await asyncio.sleep(outcome.retry_after_s)
+                outcome.comes_again()
             answers = (*answers, "".join(asked.said))
             self.outcomes.append(outcome)
-            if not outcome.is_warm_up:
-                self.done += 1
-                self.errors += outcome.error is not None
-                if outcome.ttft_s is not None:
-                    insort(self.ttfts_s, outcome.ttft_s)
+            self._on_end(len(self.outcomes))
         return outcome
 
     def _outcome(self, talk: Conversation, number: int, intended_s: float) -> Outcome | None:
         """Return the outcome of a new request; None if no more are sent."""
         if self._is_over.is_set() or (self._until_s is not None and intended_s >= self._until_s):
             return None
-        is_warm_up = self._sent < self.limits.warm_up
+        is_warm_up = self._sent < self._limits.warm_up
         self._sent += 1
         if not is_warm_up:
-            if self._counted == 0 and self.limits.for_s is not None:
-                self._until_s = intended_s + self.limits.for_s
+            if self._counted == 0 and self._limits.for_s is not None:
+                self._until_s = intended_s + self._limits.for_s
                 left_s = self._until_s - self._now_s()
                 self._deadline = asyncio.get_running_loop().call_later(left_s, self._is_over.set)
             self._counted += 1
-            if self._counted == self.limits.requests:
+            if self._counted == self._limits.requests:
                 self._is_over.set()
         return Outcome(talk.name, number, is_warm_up, intended_s, asked_tokens=asked_tokens(talk, number))
 

@@ -31,22 +31,21 @@ class Measured(NamedTuple):
     ran: RunResult
 
 
-OnLoad = Callable[[LoadGenerator], object]
+def measured(plan: Plan, on_end: Callable[[int], object] = lambda _: None) -> Measured:
+    """`on_end` is told how many requests have ended, first none.
+
+    KeyboardInterrupt if Ctrl-C came before anything was measured; CannotAsk of an endpoint that cannot be asked.
+    """
+    return uvloop.run(_measure(plan, on_end))
 
 
-def measured(plan: Plan, on_load: OnLoad) -> Measured:
-    """KeyboardInterrupt if Ctrl-C came before anything was measured; CannotAsk of an endpoint that cannot be asked."""
-    return uvloop.run(_measure(plan, on_load))
-
-
-async def _measure(plan: Plan, on_load: OnLoad) -> Measured:
+async def _measure(plan: Plan, on_end: Callable[[int], object]) -> Measured:
     began, endpoint = datetime.now(UTC), Endpoint(plan.target, plan.key, plan.timeout_s)
     try:
         form, probed = await probe(endpoint, plan.wish)
         seed = f"{plan.wish.seed}, round 0"
         words = Words(seed, probed.tokens_per_word)
-        load = LoadGenerator(endpoint, form._replace(words=words), plan.arrivals(seed), plan.limits)
-        on_load(load)
+        load = LoadGenerator(endpoint, form._replace(words=words), plan.arrivals(seed), plan.limits, on_end)
         return Measured(began, probed, await load.run())
     finally:
         endpoint.close()

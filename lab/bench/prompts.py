@@ -100,7 +100,7 @@ class Form(NamedTuple):
         """`answers`: to the turns before, empty where there was none. Instead of those something made up is said."""
         text, dialect = self.words.text, self.dialect
         said = [("system", text(talk.system))] if talk.system else []
-        for number, before in enumerate(talk.turns[:turn]):
+        for number, before in enumerate(talk.before(turn)):
             made_up = Passage(f"answer {number} of {talk.name}", before.output_tokens)
             said += [("user", text(before.said)), ("assistant", answers[number] or text([made_up]))]
         said.append(("user", text(talk.turns[turn].said)))
@@ -121,7 +121,7 @@ class Form(NamedTuple):
 
 def asked_tokens(talk: Conversation, turn: int) -> int:
     """Return the planned tokens of this turn's prompt, without a template's."""
-    before = sum(_tokens(one.said) + one.output_tokens for one in talk.turns[:turn])
+    before = sum(_tokens(one.said) + one.output_tokens for one in talk.before(turn))
     return _tokens(talk.system) + before + _tokens(talk.turns[turn].said)
 
 

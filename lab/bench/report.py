@@ -1,17 +1,9 @@
-"""A result as text, and the progress of a run on a terminal."""
+"""A result as text."""
 
-import asyncio
 from collections.abc import Iterator
-from math import ceil
-
-from rich.console import Console
-from rich.progress import Progress
 
 from events.tool.words import number, printable, seconds
-from fleet.display import Display
 from lab.bench.figures import EndpointResult, Result
-from lab.bench.load import LoadGenerator
-from lab.percentiles import percentile
 from lab.writing import UNKNOWN, aligned
 
 
@@ -49,6 +41,11 @@ def _endpoint(endpoint: EndpointResult) -> Iterator[str]:
         names = ("mean", "p50", "p90", "p95", "p99", "max")
         rows = [(name, *(_seconds(getattr(one, field)) for field in names)) for name, one in spreads.items()]
         yield from aligned([("", *names), *rows])
+    if found.sessions:
+        mean_s, p99_s = map(_seconds, (found.session_mean_s, found.session_p99_s))
+        yield f"sessions  {found.sessions:,} complete, from arrival to last token {mean_s} in the mean, {p99_s} at p99"
+    if found.sent_away:
+        yield f"told to come again {found.sent_away:,} times; Retry-After came true {found.began_when_told:,} times"
     for kind, count in found.errors.items():
         example = found.examples.get(kind, "")
         yield f"  {count:,} x {kind}{f': {printable(example)}' if example else ''}"
@@ -63,51 +60,3 @@ def _endpoint(endpoint: EndpointResult) -> Iterator[str]:
 
 def _seconds(value: float | None) -> str:
     return UNKNOWN if value is None else seconds(value)
-
-
-# ---- progress
-
-SHOW_EVERY_S = 0.5  # drawing takes time that the load generator needs
-
-
-class Live(Display):
-    """To be used as a context manager around `measured`, which is given `load`."""
-
-    def __init__(self, url: str, console: Console | None = None) -> None:
-        console = console or Console(stderr=True, highlight=False)
-        super().__init__("asking for the model", console, quiet=True, auto_refresh=False)
-        self._url = url
-        self._load: LoadGenerator | None = None
-
-    def load(self, load: LoadGenerator) -> None:
-        if self.bar is not None:
-            self._load = load
-            self.begin(self._url, progress(load)[1])
-            self._show(self.bar)
-
-    def _show(self, bar: Progress) -> None:
-        assert self._load is not None
-        self.step(*progress(self._load), state(self._load))
-        bar.refresh()
-        asyncio.get_running_loop().call_later(SHOW_EVERY_S, self._show, bar)
-
-
-def progress(load: LoadGenerator) -> tuple[int, int | None]:
-    """Return how far a run is, and of what: in milliseconds if it has a time limit, else in requests."""
-    for_s, left_s = load.limits.for_s, load.left_s
-    if for_s is None:
-        return load.done, load.limits.requests
-    return 0 if left_s is None else round(1000 * (for_s - left_s)), round(1000 * for_s)
-
-
-def state(load: LoadGenerator) -> str:
-    total = f"/{load.limits.requests:,}" if load.limits.requests is not None else ""
-    words = [f"{load.done:,}{total} done", f"{load.in_flight:,} in flight"]
-    if (left_s := load.left_s) is not None:
-        words.append(f"{ceil(left_s)} s left" if left_s else "waiting for the last answers")
-    if load.ttfts_s:
-        p50, p99 = (seconds(percentile(load.ttfts_s, share)) for share in (0.5, 0.99))
-        words.append(f"TTFT {p50}, p99 {p99}")
-    if load.errors:
-        words.append(f"{load.errors:,} failed")
-    return ", ".join(words)

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from lab.trace.requests import Trace
+from lab.trace.requests import Trace, TraceRequest
 
 
 class Passage(NamedTuple):
@@ -22,13 +22,17 @@ class Passage(NamedTuple):
 class Turn(NamedTuple):
     said: tuple[Passage, ...]
     output_tokens: int
-    think_s: float = 0.0  # the time from the end of the answer before to this
+    think_s: float = 0.0  # the time from the end of the answer before to this; recorded: from its beginning
 
 
 class Conversation(NamedTuple):
     name: str
     system: tuple[Passage, ...]  # may be empty
     turns: tuple[Turn, ...]
+    is_recorded: bool = False  # each turn says itself what was said before it
+
+    def before(self, turn: int) -> tuple[Turn, ...]:
+        return () if self.is_recorded else self.turns[:turn]
 
 
 class Arrival(NamedTuple):
@@ -49,12 +53,19 @@ def at_once(conversations: Iterable[Conversation]) -> Iterator[Arrival]:
     return (Arrival(0.0, talk) for talk in conversations)
 
 
-def replayed(trace: Trace) -> Iterator[Arrival]:
+def replayed(trace: Trace, *, by_session: bool = False) -> Iterator[Arrival]:
+    sessions: dict[str | int, list[TraceRequest]] = {}
     for number, request in enumerate(trace.requests):
-        *full, last = request.blocks
-        said = [Passage(f"block {block}", trace.block_tokens) for block in full]
-        said.append(Passage(f"block {last}", request.input_tokens - len(full) * trace.block_tokens))
-        yield Arrival(request.at_s, _single(str(number), (), said, max(1, request.output_tokens)))
+        sessions.setdefault((request.session if by_session else None) or number, []).append(request)
+    for name, requests in sessions.items():
+        turns, before_s = list[Turn](), requests[0].at_s
+        for request in requests:
+            *full, last = request.blocks
+            said = [Passage(f"block {block}", trace.block_tokens) for block in full]
+            said.append(Passage(f"block {last}", request.input_tokens - len(full) * trace.block_tokens))
+            turns.append(Turn(tuple(said), max(1, request.output_tokens), request.at_s - before_s))
+            before_s = request.at_s
+        yield Arrival(requests[0].at_s, Conversation(str(name), (), tuple(turns), isinstance(name, str)))
 
 
 def limited(arrivals: Iterable[Arrival], output_tokens: int | None) -> Iterator[Arrival]:

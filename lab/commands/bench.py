@@ -11,10 +11,11 @@ from click.core import ParameterSource
 from api.process.options import option
 from api.process.settings import ABOVE_0, AT_LEAST_0, Unusable
 from fleet.commands.addresses.local_routers import locate_router, router_argument
+from fleet.display import progress
 from lab.bench.load import Limits
 from lab.bench.measure import Plan, measured, summed_up
 from lab.bench.probe import RequestSettings, target_of
-from lab.bench.report import Live, lines
+from lab.bench.report import lines
 from lab.bench.workloads import WORKLOADS, Arrival, arriving, at_once, conversations, limited, replayed
 from lab.commands.common import check_options, given_options
 from lab.trace.formats import read_trace
@@ -42,6 +43,7 @@ NO_SETTINGS = {"which", "api_key", "as_json"}
 @option("--requests", "N", "Stop after so many requests, instead of a time or as well.", type=AT_LEAST_1)
 @option("--rate", "R", "Open loop: requests a second at random, answered or not.", type=ABOVE_0)
 @option("--concurrency", "C", "Closed loop: clients that each wait for an answer.  [default: 8]", type=AT_LEAST_1)
+@click.option("--closed-loop", is_flag=True, help="Turns of a trace's sessions follow answers; come again after 429.")
 @option("--speed", "X", "Replay a trace X times as fast.", type=ABOVE_0, default=1.0)
 @option("--warm-up", "N", "The first requests, which are not counted.", type=click.IntRange(min=0), default=0)
 @option("--seed", "K", "Equal seeds send equal requests.", type=int, default=0)
@@ -64,6 +66,7 @@ def bench(
     requests: int | None,
     rate: float | None,
     concurrency: int | None,
+    closed_loop: bool,
     speed: float,
     warm_up: int,
     seed: int,
@@ -108,6 +111,9 @@ def bench(
             requests = count - warm_up
     elif requests is None and for_s is None:
         for_s = USUAL_S
+    has_sessions = workload == "multi-turn" if replay is None else any(one.session for one in replay.requests)
+    if closed_loop and not has_sessions:
+        raise Unusable("--closed-loop needs sessions; give --workload multi-turn, or a --trace that names them")
     if rate is None and replay is None:
         concurrency = concurrency or USUAL_CLIENTS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -120,7 +126,7 @@ def bench(
 
     def arrivals_of(seed: str) -> Iterator[Arrival]:
         if replay is not None:
-            return limited(replayed(replay), max_tokens)
+            return limited(replayed(replay, by_session=closed_loop), max_tokens)
         talks = conversations(workload, seed, think_s)
         return limited(at_once(talks) if rate is None else arriving(talks, rate, seed), max_tokens)
 
@@ -128,15 +134,15 @@ def bench(
         target=target_of(url),
         wish=RequestSettings(model, str(seed), api == "chat"),
         arrivals=arrivals_of,
-        limits=Limits(requests, for_s, warm_up, concurrency),
+        limits=Limits(requests, for_s, warm_up, concurrency, closed_loop),
         key=api_key,
         timeout_s=timeout_s,
     )
     target = plan.target
     if not is_loopback(target.host) and ctx.get_parameter_source("api_key") is ParameterSource.ENVIRONMENT:
         click.echo(f"OPENAI_API_KEY from the environment is sent to {target.url}; unset it to send no key", err=True)
-    with Live(target.url) as live:
-        found = measured(plan, live.load)
+    with progress(f"asking {target.url}", requests and requests + warm_up) as tell:
+        found = measured(plan, tell)
     settings = {"url": url, **{name: value for name, value in ctx.params.items() if name not in NO_SETTINGS}}
     result = summed_up(plan, found, {name: value for name, value in settings.items() if value is not None})
     click.echo(msgspec.json.encode(result, enc_hook=str).decode() if as_json else "\n".join(lines(result)))

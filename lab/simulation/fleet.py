@@ -14,13 +14,12 @@ from lab.simulation.job import MODEL, Job, jobs_of
 from lab.simulation.replica import SimulatedReplica
 from lab.simulation.router import SimulatedRouter
 from lab.simulation.settings import Settings
-from lab.trace.requests import Trace
+from lab.trace.requests import Trace, rest_of_gap_s
 from router.placement.cost import Question
 from router.placement.sessions import name_of
 
 REPORT_INTERVAL_S = 0.25  # replica.process has the same
 TICK_S = 0.25  # the router's sweep
-LONGEST_GAP_S = 120.0  # the limit in a closed loop: nobody simulates the night until a user comes back
 ROUNDING = 1e-3  # a share of an interval: a time this close to a report counts as past it
 
 
@@ -53,7 +52,7 @@ class SimulatedFleet:
                 self._agenda.at(job.request.at_s, partial(self._arrive, job, on_request))
             else:
                 answer_s = last.request.output_tokens / self._settings.decode_tokens_per_s
-                gap_s = min(LONGEST_GAP_S, max(0.0, job.request.at_s - last.request.at_s - answer_s))
+                gap_s = rest_of_gap_s(job.request.at_s - last.request.at_s, answer_s)
                 self._then[last.number] = partial(self._agenda.after, gap_s, partial(self._arrive, job, on_request))
         if self._settings.closed_loop:
             self._begin_sessions()

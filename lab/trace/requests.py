@@ -69,6 +69,14 @@ def sped_up(trace: Trace, factor: float) -> Trace:
     return replace(trace, requests=requests)
 
 
+LONGEST_GAP_S = 120.0  # nobody replays the night until a user comes back
+
+
+def rest_of_gap_s(gap_s: float, answer_s: float) -> float:
+    """Return how long a session is silent in a closed loop, after an answer that took so long."""
+    return min(LONGEST_GAP_S, max(0.0, gap_s - answer_s))
+
+
 def at_rate(trace: Trace, input_tokens_per_s: float) -> Trace:
     own = trace.input_tokens / trace.span_s if trace.span_s else 0.0
     if not own:

@@ -113,7 +113,11 @@ class WorkingSet:
             self.is_on = False
         begins: list[str] = []
         while len(begins) < MAX_BEGINS and (
-            here := [(self._taken_by(one), one.since_s, name) for name, one in self.waiting.items() if one.is_here]
+            here := [  # first the one whose party has the least for each of its shares
+                (self._parties.get(one.party, 0.0) / one.weight, one.since_s, name)
+                for name, one in self.waiting.items()
+                if one.is_here
+            ]
         ):
             name = min(here)[-1]
             newcomer = self.waiting[name]
@@ -226,10 +230,6 @@ class WorkingSet:
         step = max(LEAST_STEP, min(MAX_STEP, GAIN * (BUSY - busy))) if self.lost > LOST else MAX_STEP
         if (step < 0 and full < 1.05) or (step > 0 and full > 0.9 and self.waiting):
             self.bound = max(LEAST_BOUND, self.bound * (1 + step))
-
-    def _taken_by(self, newcomer: Newcomer) -> float:
-        """Return what its party has for each of its shares: the one with the least goes first."""
-        return self._parties.get(newcomer.party, 0.0) / newcomer.weight
 
     def _fits(self, tokens: int) -> bool:
         if not self.active_tokens or not self.capacity_tokens:  # nobody knows the caches any more

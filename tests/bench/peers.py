@@ -233,7 +233,7 @@ def one_run(contender: Contender, trace: Trace, size: Size, number: int) -> Figu
             limits=limits,
         )
         before_s: list[float] = []
-        found = measured(plan, lambda *_: before_s.append(cpu_of(running)))
+        found = measured(plan, lambda ended: None if ended else before_s.append(cpu_of(running)))
         used_s = cpu_of(running) - before_s[0]
         if found.ran.was_interrupted:
             raise KeyboardInterrupt
@@ -308,19 +308,20 @@ def excerpts(whole: Trace, requests: int) -> Callable[[int], Trace]:
     return excerpt
 
 
-def shrunk(trace: Trace) -> Trace:
+def shrunk(trace: Trace, scale: int = SCALE) -> Trace:
     """Divide all lengths and block sizes, and leave out requests that are too long."""
-    whole = coarsened(trace, -(-SCALE * BLOCK_TOKENS // trace.block_tokens))
-    if whole.block_tokens % (SCALE * BLOCK_TOKENS):
+    whole = coarsened(trace, -(-scale * BLOCK_TOKENS // trace.block_tokens))
+    if whole.block_tokens % (scale * BLOCK_TOKENS):
         sys.exit(
-            f"{trace.name} has blocks of {trace.block_tokens} tokens; only divisors and multiples of 256 can be used"
+            f"{trace.name} has blocks of {trace.block_tokens} tokens; only divisors and multiples of "
+            f"{scale * BLOCK_TOKENS} can be used"
         )
     requests = [
-        one._replace(input_tokens=-(-one.input_tokens // SCALE), output_tokens=-(-one.output_tokens // SCALE))
+        one._replace(input_tokens=-(-one.input_tokens // scale), output_tokens=-(-one.output_tokens // scale))
         for one in whole.requests
     ]
     fitting = [one for one in requests if one.input_tokens + one.output_tokens <= LONGEST_TOKENS]
-    return replace(whole, block_tokens=whole.block_tokens // SCALE, requests=fitting)
+    return replace(whole, block_tokens=whole.block_tokens // scale, requests=fitting)
 
 
 # ---- the tables

@@ -27,11 +27,13 @@ class Call:
         self.server = server
         self._handler = handler
 
-    def refuse(self, status: int, message: str) -> None:
-        self.whole(json.dumps({"error": {"message": message}}).encode(), status)
+    def refuse(self, status: int, message: str, **headers: str) -> None:
+        self.whole(json.dumps({"error": {"message": message}}).encode(), status, **headers)
 
-    def whole(self, body: bytes, status: int = 200) -> None:
+    def whole(self, body: bytes, status: int = 200, **headers: str) -> None:
         self._handler.send_response(status)
+        for name, value in headers.items():
+            self._handler.send_header(name.replace("_", "-"), value)
         self._handler.send_header("content-length", str(len(body)))
         self._handler.end_headers()
         self._handler.wfile.write(body)
@@ -163,13 +165,18 @@ def closed(
 def opened(
     url: str, conversations: list[Conversation], rate: float, timeout_s: float = 10.0, **limits: Any
 ) -> Measured:
-    arrivals = [Arrival(number / rate, talk) for number, talk in enumerate(conversations)]
+    return arriving(
+        url, [Arrival(number / rate, talk) for number, talk in enumerate(conversations)], timeout_s, **limits
+    )
+
+
+def arriving(url: str, arrivals: list[Arrival], timeout_s: float = 10.0, **limits: Any) -> Measured:
     return _run(url, lambda _: iter(arrivals), Limits(**limits), timeout_s)
 
 
 def _run(url: str, arrivals: Any, limits: Limits, timeout_s: float) -> Measured:
     plan = Plan(parse_target(url), RequestSettings(MODEL, "1"), arrivals, limits, timeout_s=timeout_s)
-    return measured(plan, lambda *_: None)
+    return measured(plan)
 
 
-__all__ = ["Call", "Endpoint", "closed", "endpoint", "opened", "singles"]
+__all__ = ["Call", "Endpoint", "arriving", "closed", "endpoint", "opened", "singles"]

@@ -40,6 +40,7 @@ def measured(*arguments: object, **environment: str) -> Any:
         (("http://h:1", "--trace", "t", "--workload", "rag"), "--workload does not work with --trace"),
         (("http://h:1", "--speed", "2"), "--speed has no effect without --trace"),
         (("http://h:1", "--think", "2"), "--think has no effect without --workload multi-turn"),
+        (("http://h:1", "--closed-loop"), "--closed-loop needs sessions; give --workload multi-turn, or a --trace"),
         (("http://h:1", "--warm-up", "10s"), "'10s' is not a valid integer"),
         (("http://h:1", "--trace", "/no/such/trace"), "cannot read '/no/such/trace': No such file"),
         (

@@ -51,6 +51,18 @@ def test_failures_are_counted_by_kind_with_what_was_said_first_and_have_no_laten
     assert found.ttft_s.count == found.e2e_s.count == 1
 
 
+def test_a_session_counts_from_its_arrival_to_its_last_token_if_every_turn_was_answered() -> None:
+    def turn(talk: str, at_s: float, **fields: Any) -> Outcome:
+        return outcome(at_s, talk=talk, session_turns=2, **fields)
+
+    whole = [turn("a", 1.0), turn("b", 2.0, sent_away=3), turn("b", 7.0), turn("a", 4.0)]
+    failed = [turn("c", 0.0), failure("status 429", 8.0, talk="c", session_turns=2, sent_away=1), turn("cut", 0.0)]
+    found = figures([*whole, *failed, outcome()])
+    assert (found.sessions, found.session_mean_s) == (2, 5.0)
+    assert found.session_p99_s == pytest.approx(6.0, abs=0.03)
+    assert (found.sent_away, found.began_when_told) == (4, 1)
+
+
 def test_the_hit_rate_is_of_those_that_tell_both() -> None:
     told = [outcome(prompt_tokens=300, cached_tokens=30), outcome(cached_tokens=None), outcome(prompt_tokens=None)]
     found = figures(told)

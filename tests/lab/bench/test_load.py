@@ -2,13 +2,15 @@
 
 import threading
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
 from lab.bench.client import Outcome
 from lab.bench.measure import Measured
-from lab.bench.workloads import Conversation, Passage, Turn
-from tests.lab.bench.endpoints import Call, closed, endpoint, opened, singles
+from lab.bench.workloads import Conversation, Passage, Turn, replayed
+from lab.trace.requests import Trace, TraceRequest
+from tests.lab.bench.endpoints import Call, arriving, closed, endpoint, opened, singles
 
 
 def outcomes(found: Measured) -> list[Outcome]:
@@ -110,6 +112,34 @@ def test_a_conversation_whose_turn_fails_continues_with_something_made_up() -> N
         found = outcomes(closed(server.url, conversation(2), clients=1))
     assert [one.error for one in found] == ["status 500", None]
     assert len(server.calls[1].body["messages"][2]["content"].split()) == 2
+
+
+def test_a_recorded_session_comes_again_when_told_and_its_turns_follow_its_answers() -> None:
+    requests = [
+        TraceRequest(0.0, 10, 2, (1,), "s"),
+        TraceRequest(0.1, 20, 2, (1, 2), "s"),
+        TraceRequest(0.0, 8, 2, (3,)),
+    ]
+    arrivals = list(replayed(Trace("t", 10, requests), by_session=True))
+
+    def answer(call: Call) -> None:
+        if [one.headers["x-session-id"] for one in call.server.calls].count("s") == 1 and call.headers["x-session-id"]:
+            call.refuse(429, "full", retry_after="0")
+        else:
+            call.answer()
+
+    def ran(**limits: Any) -> list[Outcome]:
+        with endpoint(answer) as server:
+            found = outcomes(arriving(server.url, arrivals, **limits))
+            said = [call.body["messages"] for call in server.calls if call.headers["x-session-id"] == "s"]
+        assert [len(one) for one in said] == [1] * len(said)
+        assert said[-1][0]["content"].startswith(said[0][0]["content"]) and said[-1] != said[0]
+        return sorted((one for one in found if one.talk == "s"), key=lambda one: one.turn)
+
+    first, second = ran(comes_again=True)
+    assert (first.error, first.sent_away, second.sent_away) == (None, 1, 0)
+    assert second.intended_s == pytest.approx(first.end_s + 0.1 - (first.end_s - (first.first_s or 0)))
+    assert [one.error for one in ran()] == ["status 429", None], "without that, it fails"
 
 
 # ---- failures

@@ -14,7 +14,7 @@ from tests.lab.bench.endpoints import Call, closed, endpoint, singles
 
 def probed(url: str, wish: RequestSettings, timeout_s: float = 5.0) -> Probe:
     plan = Plan(parse_target(url), wish, lambda _: iter(()), Limits(), timeout_s=timeout_s)
-    return measured(plan, lambda *_: None).probe
+    return measured(plan).probe
 
 
 def test_the_only_model_and_the_tokens_of_a_word_are_found_out() -> None:
