@@ -19,7 +19,7 @@ from api.openai_responses import output as responses_output
 from api.openai_responses.conversion import chat_of as chat_of_responses
 from api.openai_responses.requests import ResponsesRequest
 from api.reading import read
-from api.responses import DONE, chat_id, completion_id, event
+from api.responses import DONE, event
 
 InnerRequest: TypeAlias = CompletionRequest | ChatRequest
 
@@ -32,7 +32,7 @@ class GenerationApi(Struct, frozen=True, eq=False, kw_only=True):
     name: str
     path: str
     request_type: type[Any]
-    new_id: Callable[[], str]
+    id_prefix: str
     inner: Callable[[Any], InnerRequest] | None = None  # None: the request is one itself
     error_event: Callable[[ApiError, int], bytes] = _openai_error  # ends a stream that breaks, after this many events
     last_event: bytes = DONE  # the last event of a whole stream, or its beginning if there is an `ending`
@@ -42,6 +42,9 @@ class GenerationApi(Struct, frozen=True, eq=False, kw_only=True):
     @property
     def is_inner(self) -> bool:
         return self.inner is None
+
+    def new_id(self) -> str:
+        return self.id_prefix + secrets.token_hex(16)
 
     def read(self, body: bytes, complete: Callable[[Any], None] | None = None) -> tuple[InnerRequest, Any]:
         """The inner request, and the client's own; raise ApiError 400 that names the field.
@@ -60,18 +63,14 @@ def _responses_error(error: ApiError, events: int) -> bytes:
 
 
 COMPLETIONS = GenerationApi(
-    name="completions",
-    path="/v1/completions",
-    request_type=CompletionRequest,
-    new_id=completion_id,
-    is_chat=False,
+    name="completions", path="/v1/completions", request_type=CompletionRequest, id_prefix="cmpl-", is_chat=False
 )
-CHAT = GenerationApi(name="chat", path="/v1/chat/completions", request_type=ChatRequest, new_id=chat_id)
+CHAT = GenerationApi(name="chat", path="/v1/chat/completions", request_type=ChatRequest, id_prefix="chatcmpl-")
 MESSAGES = GenerationApi(
     name="messages",
     path="/v1/messages",
     request_type=MessagesRequest,
-    new_id=lambda: f"msg_{secrets.token_hex(16)}",
+    id_prefix="msg_",
     inner=chat_of_messages,
     error_event=lambda error, _: messages_answers.error_event(error),
     last_event=messages_answers.LAST_EVENT,
@@ -80,7 +79,7 @@ RESPONSES = GenerationApi(
     name="responses",
     path="/v1/responses",
     request_type=ResponsesRequest,
-    new_id=lambda: f"resp_{secrets.token_hex(16)}",
+    id_prefix="resp_",
     inner=chat_of_responses,
     error_event=_responses_error,
     last_event=b"event: response.completed",

@@ -1,7 +1,6 @@
 """The responses, in OpenAI's shapes with vLLM's additions. UNSET fields are omitted; None is sent as null."""
 
 import math
-import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -93,10 +92,7 @@ class TopLogprob(Struct):
     bytes: list[int]
 
 
-class TokenLogprob(Struct):
-    token: str
-    logprob: float
-    bytes: list[int]
+class TokenLogprob(TopLogprob):
     top_logprobs: list[TopLogprob]
 
 
@@ -109,6 +105,7 @@ class ChatMessage(Struct, kw_only=True):
     role: Literal["assistant"] = "assistant"
     content: str | None  # None beside calls
     refusal: None = None
+    annotations: list[Any] = []
     reasoning: str | UnsetType = UNSET  # vLLM's name
     reasoning_content: str | UnsetType = UNSET  # its older name, which many clients look for
     tool_calls: list[ToolCall] | UnsetType = UNSET
@@ -222,14 +219,6 @@ def named_event(kind: str, fields: Mapping[str, Any]) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), encode({"type": kind, **fields}))
 
 
-def completion_id() -> str:
-    return f"cmpl-{secrets.token_hex(16)}"
-
-
-def chat_id() -> str:
-    return f"chatcmpl-{secrets.token_hex(16)}"
-
-
 def chat_message(said: Parsed) -> ChatMessage:
     """A whole message: `said` has one piece for each call."""
     thought: str | UnsetType = said.reasoning or UNSET
@@ -246,12 +235,9 @@ def chat_delta(said: Parsed) -> Delta:
     thought: str | UnsetType = said.reasoning or UNSET
     calls = []
     for call in said.calls:
-        function = FunctionDelta(arguments=call.arguments)
-        if call.name is None:
-            calls.append(ToolCallDelta(index=call.index, function=function))
-        else:
-            function.name = call.name
-            calls.append(ToolCallDelta(index=call.index, id=call.id, type="function", function=function))
+        calls.append(ToolCallDelta(index=call.index, function=FunctionDelta(arguments=call.arguments)))
+        if call.name is not None:
+            calls[-1].id, calls[-1].type, calls[-1].function.name = call.id, "function", call.name
     return Delta(
         content=said.content or UNSET,
         reasoning=thought,

@@ -12,7 +12,7 @@ import pytest
 from tests.house import PACKAGES, ROOT, Measures, floors, importers, measured, modules, private_helpers, reach, rooms
 
 BUDGETS = {
-    "api": Measures(rooms=17, floors=9, in_circles=0, files=11, lines=7_250),
+    "api": Measures(rooms=17, floors=9, in_circles=0, files=11, lines=7_251),
     "engines": Measures(rooms=7, floors=4, in_circles=0, files=7, lines=1_530),
     "events": Measures(rooms=16, floors=8, in_circles=0, files=14, lines=8_881),
     "fleet": Measures(rooms=12, floors=5, in_circles=0, files=10, lines=6_606),

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, field
 
 from api.errors import ApiError, encodable
 from api.responses import encode, named_event
@@ -24,7 +24,11 @@ class MessageUsage(Struct, kw_only=True):
     cache_creation_input_tokens: int = 0
     cache_read_input_tokens: int = 0
     cache_creation: CacheCreation
+    inference_geo: None = None
     output_tokens: int
+    output_tokens_details: None = None
+    server_tool_use: None = None
+    service_tier: Literal["standard"] = "standard"
 
 
 def usage(prompt_tokens: int, output_tokens: int, cached_tokens: int, retained: Sequence[Retain] = ()) -> MessageUsage:
@@ -49,6 +53,7 @@ def usage(prompt_tokens: int, output_tokens: int, cached_tokens: int, retained: 
 
 class TextContent(Struct, tag="text"):
     text: str
+    citations: None = None
 
 
 class ThinkingContent(Struct, tag="thinking"):
@@ -60,6 +65,7 @@ class ToolUseContent(Struct, tag="tool_use"):
     id: str
     name: str
     input: Raw
+    caller: dict[str, str] = field(default_factory=lambda: {"type": "direct"})
 
 
 Content: TypeAlias = TextContent | ThinkingContent | ToolUseContent
@@ -73,6 +79,8 @@ class MessageAnswer(Struct, kw_only=True):
     content: list[Content]
     stop_reason: StopReason | None = None
     stop_sequence: str | None = None
+    stop_details: None = None
+    container: None = None
     usage: MessageUsage
 
 

@@ -77,23 +77,31 @@ class ResponseAnswer(Struct, kw_only=True):
     id: str
     object: Literal["response"] = "response"
     created_at: int
+    completed_at: int | None = None
     status: Status
     background: bool = False
     error: None = None
+    frequency_penalty: float
     incomplete_details: IncompleteDetails | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
+    max_tool_calls: None = None
     metadata: dict[str, str] = {}
     model: str
     output: list[OutputItem]
     parallel_tool_calls: bool = True
+    presence_penalty: float
     previous_response_id: str | None = None
+    prompt_cache_key: str | None = None
     reasoning: Any = None
+    safety_identifier: None = None
+    service_tier: Literal["default"] = "default"
     store: bool = True
     temperature: float
     text: Any
     tool_choice: Any
     tools: list[Any]
+    top_logprobs: Literal[0] = 0
     top_p: float
     truncation: Literal["disabled"] = "disabled"
     usage: ResponseUsage | None = None

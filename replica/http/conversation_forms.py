@@ -1,10 +1,10 @@
 """The forms of answers of other APIs than OpenAI's older ones: the same pieces of an answer in their own words."""
 
+import time
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import starmap
-from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -25,6 +25,9 @@ from replica.http.forms import Form
 from replica.http.generation import Choice, Delta
 from replica.http.work import Work
 
+ECHOED = ("instructions", "max_output_tokens", "previous_response_id", "prompt_cache_key", "reasoning", "store", "user")
+SAMPLED_BY = ("frequency_penalty", "presence_penalty", "temperature", "top_p")
+UNSAID = {"description": None, "parameters": None, "strict": None}  # keys that a function has in every answer
 MAX_RESPONSES = 1000
 MAX_BYTES = 64 * 1024 * 1024
 
@@ -188,6 +191,8 @@ class ResponseForm(ConversationForm):
         answer.usage = self._usage()
         if status == "incomplete":
             answer.incomplete_details = responses.IncompleteDetails("max_output_tokens")
+        else:
+            answer.completed_at = int(time.time())
         body = encode(answer)
         asked = self.work.original
         if asked.store and self._stored is not None:
@@ -203,26 +208,21 @@ class ResponseForm(ConversationForm):
 
     def _answer(self, status: responses.Status, output: list[responses.OutputItem]) -> responses.ResponseAnswer:
         asked: ResponsesRequest = self.work.original
-        text: Any = {"format": {"type": "text"}} if asked.text is None else asked.text
         return responses.ResponseAnswer(
             id=self.id,
             created_at=self.created,
             status=status,
-            instructions=asked.instructions,
-            max_output_tokens=asked.max_output_tokens,
             metadata=asked.metadata or {},
             model=self.model,
             output=output,
             parallel_tool_calls=asked.parallel_tool_calls is not False,
-            previous_response_id=asked.previous_response_id,
-            reasoning=asked.reasoning,
-            store=asked.store,
-            temperature=self.request.temperature,
-            text=text,
+            text=asked.text or {"format": {"type": "text"}},
             tool_choice=asked.tool_choice or "auto",
-            tools=asked.tools or [],
-            top_p=self.request.top_p,
-            user=asked.user,
+            tools=[
+                UNSAID | msgspec.to_builtins(tool) if tool.type == "function" else tool for tool in asked.tools or ()
+            ],
+            **{name: getattr(asked, name) for name in ECHOED},
+            **{name: getattr(self.request, name) for name in SAMPLED_BY},
         )
 
     def _usage(self) -> responses.ResponseUsage:

@@ -27,7 +27,7 @@ def test_a_completion_is_one_for_the_openai_client() -> None:
     choice = CompletionChoice(
         index=0, text="a", finish_reason="stop", logprobs=responses.completion_logprobs(BYTES, CHOSEN, 10)
     )
-    whole = Completion(id=responses.completion_id(), created=1, model="demo", choices=[choice], usage=usage(9, 2, 8))
+    whole = Completion(id="cmpl-1", created=1, model="demo", choices=[choice], usage=usage(9, 2, 8))
     read = openai.types.Completion.model_validate_json(encode(whole), strict=True)
     assert read.usage is not None and read.usage.prompt_tokens_details is not None
     assert (read.usage.total_tokens, read.usage.prompt_tokens_details.cached_tokens) == (11, 8)
@@ -46,7 +46,7 @@ def test_a_chat_completion_is_one_for_the_openai_client() -> None:
         finish_reason="length",
         logprobs=responses.chat_logprobs(BYTES, CHOSEN),
     )
-    whole = ChatCompletion(id=responses.chat_id(), created=1, model="demo", choices=[choice], usage=usage(9, 2, 8))
+    whole = ChatCompletion(id="chatcmpl-1", created=1, model="demo", choices=[choice], usage=usage(9, 2, 8))
     read = openai.types.chat.ChatCompletion.model_validate_json(encode(whole), strict=True)
     assert read.choices[0].message.content == "a"
     logprobs = read.choices[0].logprobs

@@ -1,5 +1,7 @@
 """Generated requests, valid and not, against a replica and a router: each is answered as its OpenAPI document says.
 
+Another project's suite then judges answers by the schemas of those whose APIs they are.
+
 WARMROUTE_SCHEMA_EXAMPLES says how many are generated for each path, and adds those at the edges of every schema.
 Without it there are few. Stricter than a reader of the document: its `default` answer is taken out first, so that a
 status that it does not name is a failure.
@@ -34,9 +36,21 @@ LEFT_OUT = "positive_data_acceptance"
 ADDS = "POST /replicas"  # the router would look for whatever hosts are made up
 
 
+CALL = '<tool_call>{"name": "get_weather", "arguments": {"location": "San Francisco, CA"}}</tool_call>'
+# Per API of llm-comply, what it finds to be missing: the model sees no images, and conversations are not compacted.
+SUITES = {
+    "openai-chat": {"chat-image-input"},
+    "open-responses": {"image-input", "compact-response", "compact-missing-model"},
+    "anthropic": {"anth-image-input"},
+}
+
+
 @pytest.fixture(scope="module")
-def both() -> Iterator[tuple[Replica, Replica]]:
-    with command(*FAST) as replica, router("--replica", replica.url, "--log-level", "warning") as running:
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Replica, Replica]]:
+    answers = tmp_path_factory.mktemp("simulated") / "answers.jsonl"
+    answers.write_text(json.dumps({"tool": "get_weather", "text": CALL}))
+    simulated = ("--simulated-answers", str(answers), "--tool-call-parser", "hermes")
+    with command(*FAST, *simulated) as replica, router("--replica", replica.url, "--log-level", "warning") as running:
         yield replica, running
 
 
@@ -63,6 +77,18 @@ def test_an_answer_that_is_not_documented_is_found(both: tuple[Replica, Replica]
     done = generate(both[0], document, tmp_path, "--max-examples=4", "--phases=fuzzing")
     assert done.returncode == 1
     assert "400" in done.stdout and "Undocumented" in done.stdout, done.stdout[-3000:]
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_answers_have_what_the_schemas_of_their_apis_require(both: tuple[Replica, Replica], suite: str) -> None:
+    program = "import sys; from llm_comply.cli import main; sys.exit(main())"
+    asked = (f"--base-url={both[1].url}/v1", "--model=demo", "--api-key=none", f"--format={suite}", "--json")
+    done = subprocess.run(
+        [sys.executable, "-c", program, *asked], capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    results = json.loads(done.stdout[done.stdout.index("{") :])["results"]
+    assert {each["id"] for each in results if each["status"] == "failed"} == SUITES[suite], done.stdout
+    assert sum(each["status"] == "passed" for each in results) >= 7
 
 
 def strict(document: Any) -> Any:
