@@ -24,17 +24,14 @@ from api.responses import DONE, event
 InnerRequest: TypeAlias = CompletionRequest | ChatRequest
 
 
-def _openai_error(error: ApiError, _: int) -> bytes:
-    return event(error.body()) + DONE
-
-
 class GenerationApi(Struct, frozen=True, eq=False, kw_only=True):
     name: str
     path: str
     request_type: type[Any]
     id_prefix: str
     inner: Callable[[Any], InnerRequest] | None = None  # None: the request is one itself
-    error_event: Callable[[ApiError, int], bytes] = _openai_error  # ends a stream that breaks, after this many events
+    # It ends a stream that breaks, after this many events.
+    error_event: Callable[[ApiError, int], bytes] = lambda error, _: event(error.body()) + DONE
     last_event: bytes = DONE  # the last event of a whole stream, or its beginning if there is an `ending`
     ending: re.Pattern[bytes] | None = None  # finds a last event that is not always the same
     is_chat: bool = True  # whether its prompts are conversations

@@ -6,7 +6,6 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import uvloop
 from api.http.server import HttpServer, Signals, connection_limits, http_server, listen
 from api.process.allocator import map_large_blocks
 from api.process.lifeline import die_with_parent
+from api.process.tasks import first
 from api.prompts.prompts import Prompts
 from api.tokens.tokenizer import load_tokenizer, read_template
 from replica.config import ReplicaConfig
@@ -102,10 +102,11 @@ def ready_line(url: str, hello: Hello) -> str:
 
 async def _until_the_end(engine: EngineClient, endpoints: Endpoints, signals: Signals, drain_timeout_s: float) -> int:
     died = asyncio.create_task(engine.died())
-    await _first(died, signals.end.wait())
+    await first(asyncio.create_task(signals.end.wait()), beside=[died])
     if not died.done():
         endpoints.metrics.draining = True
-        await _first(died, signals.at_once.wait(), _drained(endpoints, drain_timeout_s))
+        drained = asyncio.create_task(_drained(endpoints, drain_timeout_s))
+        await first(asyncio.create_task(signals.at_once.wait()), drained, beside=[died])
     if not died.done():
         died.cancel()
         return 0
@@ -115,14 +116,6 @@ async def _until_the_end(engine: EngineClient, endpoints: Endpoints, signals: Si
         return 1
     logging.getLogger("api.http.exchange").setLevel(logging.CRITICAL)  # no line for every stream that is cut
     return _failed(f"{died.result()}; the replica ends with it")
-
-
-async def _first(kept: asyncio.Task[str], *others: Coroutine[None, None, object]) -> None:
-    """Wait until one of them is done; cancel all but the first."""
-    tasks = [asyncio.create_task(other) for other in others]
-    await asyncio.wait([kept, *tasks], return_when=asyncio.FIRST_COMPLETED)
-    for task in tasks:
-        task.cancel()
 
 
 async def _drained(endpoints: Endpoints, limit_s: float) -> None:

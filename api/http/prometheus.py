@@ -6,6 +6,11 @@ from collections.abc import Iterable, Sequence
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _ESCAPED = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
+# vLLM's own bounds of a time to first token, so that dashboards show both side by side.
+FIRST_TOKEN_S = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
+    1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+)  # fmt: skip
 
 
 class Histogram:

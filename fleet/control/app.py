@@ -22,14 +22,14 @@ from api.http.prometheus import CONTENT_TYPE
 from api.http.responses import error_response, json_response
 from api.http.routes import Gate, Role, Route, RouteMatch, RouteTable, served
 from api.http.server import connection_limits, http_server
+from api.process.tasks import check as check_tasks
+from api.process.tasks import first
 from api.reading import read
 from fleet.control.controller import Controller
 from fleet.control.hosts import HostGone, HostLost
 from fleet.control.reconcile import UnknownName
 from fleet.control.view import metrics_text, model_view, view
 from fleet.plan import MAX_REPLICAS, FleetPlan, check
-from fleet.tasks import check as check_tasks
-from fleet.tasks import first
 
 DONE = {"status": "ok"}
 USUAL_LINES = 100

@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
+from api.process.tasks import check, end
 from fleet.control.autoscale import Autoscaler
 from fleet.control.hosts import Host, HostGone, HostLost, Hosts
 from fleet.control.reconcile import Begin, Kept, Reconciler
 from fleet.host.report import beat
 from fleet.plan import FleetPlan, ModelPlan, Task
-from fleet.tasks import check
 
 LONGEST_WAIT_S = 60.0
 
@@ -161,9 +161,7 @@ class Controller:
                     async with asyncio.timeout(LOOK_S):
                         await self._wake.wait()
         finally:
-            for task in self._tasks.values():
-                task.cancel()
-            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            await end(self._tasks.values())
 
     def _begin(self, task: Task) -> None:
         """Begin a host; a failure concerns this replica alone, and is retried."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import click
 
+from api.process.tasks import check, first
 from fleet.commands.client import FleetClient
 from fleet.plan import FleetPlan
-from fleet.tasks import check, first
 from fleet.up.launching import Launcher
 from fleet.up.watching import CannotStart, Watcher
 from router.console.asking import Refused

@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from api.process.tasks import end, first
 from fleet.commands.client import FleetClient
 from fleet.control.record import View
 from fleet.on_ray.orders import Launched
 from fleet.plan import FleetPlan
-from fleet.tasks import first
 from fleet.up.launching import Launcher
 from fleet.up.planning import drain_timeout_s
 from fleet.up.telling import Telling
@@ -111,8 +111,7 @@ class FleetRun:
                 view = await self._unless_ended(self._all_ready(watcher), failing)
                 self._told.announce(view)
             finally:
-                failing.cancel()
-                await asyncio.gather(failing, return_exceptions=True)
+                await end([failing])
                 self.failed |= watcher.failed
             if self._told.listener is not None:
                 try:
@@ -140,10 +139,9 @@ class FleetRun:
 
     async def _follow(self, watcher: Watcher) -> None:
         assert self._front is not None
-        serving = asyncio.create_task(self._front.failed())
         following = asyncio.create_task(watcher.follow())
         keeping = asyncio.create_task(self._keep(watcher))
-        done = await first(serving, following, keeping)
+        done = await first(following, keeping, beside=self._front.tasks)
         self._front.check()
         for task in done:
             task.result()

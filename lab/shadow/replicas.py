@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from api.process.settings import Unusable
+from api.process.tasks import end
 from engines import METRICS
 from engines.metrics import scraped_pools
 from router.config import RouterConfig
@@ -39,9 +40,7 @@ async def following(config: RouterConfig) -> AsyncIterator[Services]:
     try:
         yield router
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(tasks)
         await upkeep.close()
         router.feeds.close()
         await router.reading.close()

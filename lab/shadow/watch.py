@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from api.http.server import Signals, connection_limits, http_server
 from api.process.settings import Unusable
-from fleet.tasks import check, first
+from api.process.tasks import check, first
 from lab.shadow.incoming import BadLine, lines_of, mirror, parse_line
 from lab.shadow.placing import Placing, at_once_sums
 from lab.shadow.replicas import Followed, Sample, followed, following, sampled, wait_ready

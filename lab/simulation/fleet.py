@@ -104,7 +104,8 @@ class SimulatedFleet:
     def _begin_sessions(self) -> None:
         for working_set in self._router.placement.working_sets.values():
             for name in working_set.tick(self._agenda.now_s, self._router.candidates):
-                self._place_or_wait(self._held.pop(name))
+                if (job := self._held.pop(name, None)) is not None:
+                    self._place_or_wait(job)
         self._agenda.after(TICK_S, self._begin_sessions)
 
     def _place(self, job: Job) -> bool:

@@ -9,15 +9,11 @@ from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import TypeAlias
 
-from api.http.prometheus import Histogram, head, histogram, labels, metric
+from api.http.prometheus import FIRST_TOKEN_S, Histogram, head, histogram, labels, metric
 from engines.native import KNOWN_METRICS as KNOWN
 from replica.messages import NeighbourSnapshot, Stats, TierSnapshot
 
 # vLLM's own bounds, so that its dashboards' heat maps keep their rows.
-FIRST_TOKEN_S = (
-    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
-    1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
-)  # fmt: skip
 BETWEEN_TOKENS_S = (
     0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
 )  # fmt: skip

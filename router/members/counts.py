@@ -6,8 +6,9 @@ from operator import add
 
 from msgspec import Struct
 
+from api.http.prometheus import FIRST_TOKEN_S
 from router.members.members import Member
-from router.members.tally import FIRST_TOKEN_S, Tally
+from router.members.tally import Tally
 
 FAILED = 500  # this status and those above
 _NONE = (0,) * (len(FIRST_TOKEN_S) + 1)

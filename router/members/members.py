@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any, TypeAlias
 
 from api.errors import quoted, unknown_model
-from api.http.prometheus import Histogram
+from api.http.prometheus import FIRST_TOKEN_S, Histogram
 from engines import NATIVE, OPENAI, PROFILES, profile_of
 from engines.profile import EngineProfile
 from events.source import Source
@@ -20,7 +20,7 @@ from router.members.feed import ReplicaFeed
 from router.members.health import Health
 from router.members.predictions import Accuracy
 from router.members.spec import ReplicaSpec
-from router.members.tally import FIRST_TOKEN_S, Memory, Output, Tally
+from router.members.tally import Memory, Output, Tally
 from router.members.upstream import Upstream
 from router.placement.cost import Candidate, can_split
 from router.placement.index import APPROXIMATE

@@ -16,6 +16,7 @@ import msgspec
 
 from api.errors import ApiError
 from api.native import unpack_ids
+from api.process.tasks import end
 from engines.prompts import dates
 from events.blocks import TOKEN_BYTES, block_keys, extend_keys, pack_tokens, root_key
 from router.members.broken import Broken
@@ -125,10 +126,7 @@ class Verification:
         return True
 
     async def close(self) -> None:
-        tasks = list(self._under_way.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(self._under_way.values())
 
     async def _verify(
         self, member: Member, tokens: Tokens, prompt: Prompt, packed: bytes, api: str, body: bytes, before: int

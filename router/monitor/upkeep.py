@@ -16,6 +16,7 @@ from itertools import count
 
 import msgspec
 
+from api.process.tasks import end
 from events.native import Status
 from router.log_lines import Report
 from router.members.broken import Broken
@@ -191,10 +192,7 @@ class Upkeep:
         return None
 
     async def close(self) -> None:
-        tasks = [*self._tasks.values(), *self._leaving]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end([*self._tasks.values(), *self._leaving])
         await self.learning.close()
         for server in self._servers.values():
             server.upstream.close()

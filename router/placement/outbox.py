@@ -26,6 +26,16 @@ Numbers: TypeAlias = Annotated[list[Number], Meta(max_length=2**16)]
 Tokens: TypeAlias = Annotated[int, Meta(ge=0, le=2**31)]
 
 
+class PeerTurn(Struct, frozen=True, array_like=True, gc=False):
+    """A turn of a session, for the working set of its model."""
+
+    model: Annotated[str, Meta(max_length=1024)]
+    party: Annotated[str, Meta(max_length=1024)]
+    session: Annotated[str, Meta(max_length=2048)]  # with the party before it; empty: its pages tell which one it is
+    tokens: Tokens  # of the whole prompt
+    bound: Annotated[float, Meta(ge=0, le=100)]  # of the sender; 0: it holds nobody
+
+
 class PeerRequest(Struct, frozen=True, array_like=True, gc=False):
     id: Number
     replica: Annotated[str, Meta(max_length=1024)]
@@ -37,6 +47,7 @@ class PeerRequest(Struct, frozen=True, array_like=True, gc=False):
     awaited_s: float  # how long its blocks count as stored without an event
     fetched_tokens: Tokens = 0
     age_s: float = 0.0  # time since the client sent it
+    turn: PeerTurn | None = None
 
 
 class PeerBatch(Struct, frozen=True, array_like=True):

@@ -19,9 +19,9 @@ from router.placement.decision import Decision
 from router.placement.elsewhere import Transfers
 from router.placement.index import APPROXIMATE, USUAL_BLOCKS, Approximate, Matches, PrefixIndex
 from router.placement.load import Placed, ReplicaLoad
-from router.placement.outbox import Outbox, PeerRequest, Turns
+from router.placement.outbox import Outbox, PeerRequest, PeerTurn, Turns
 from router.placement.policy import SEED_BITS, Ring, TieBreak, choose
-from router.placement.sessions import WorkingSet
+from router.placement.sessions import MAX_MODELS, Turn, WorkingSet, name_of
 from router.placement.shares import Shares
 
 QUEUE_MARGIN = 2.0  # requests occasionally wait for this multiple of the estimate
@@ -255,7 +255,7 @@ class Placement:
 
         `block_size`: of the replica's events. `ranked`: the replica computes prompts in the order of our priorities.
         """
-        question, slot, fetched_tokens = decision.question, load.candidate.slot, 0
+        question, slot, fetched_tokens, turn = decision.question, load.candidate.slot, 0, None
         if question.is_fetched and load.candidate.role is not None:
             fetched_tokens = max(1, question.tokens - int(question.matched.get(slot, 0)))
         if not prompt.exact or block_size == APPROXIMATE:
@@ -271,8 +271,10 @@ class Placement:
         if block_size:
             known = self._used(placed, block_size, keys)
             if placed.pages and question.model and self._holds:
-                working_set, known = self.working_sets[question.model], known * page_tokens(block_size)
-                placed.turn = working_set.turn(question, placed.pages, known, load.candidate.name)
+                party, name = "" if question.tenant is None else question.tenant.name, name_of(question)
+                bound = working_set.bound if (working_set := self.working_sets[question.model]).is_on else 0.0
+                turn = PeerTurn(question.model, party, name if question.session else "", question.tokens, bound)
+                placed.turn = self._turn(placed, turn, known * page_tokens(block_size))
         elif keys:
             self.approximate.routed(slot, keys)
         if question.tenant is not None:
@@ -294,6 +296,7 @@ class Placement:
                     awaited_s=placed.awaited_s,
                     fetched_tokens=fetched_tokens,
                     age_s=now_s - came_s,
+                    turn=turn,
                 ),
                 now_s,
             )
@@ -311,7 +314,15 @@ class Placement:
             keys = array("Q", request.keys).tolist()
             self.sent_as(placed, keys, request.awaited_s)
             self._used(placed, request.block_size, keys)
+            turn, known = request.turn, self.working_sets
+            if placed.pages and turn is not None and self._holds and (turn.model in known or len(known) < MAX_MODELS):
+                known[turn.model].heard(turn.bound)
+                placed.turn = self._turn(placed, turn, 0.0)
         return placed
+
+    def _turn(self, placed: Placed, turn: PeerTurn, known_tokens: float) -> Turn:
+        working_set, replica = self.working_sets[turn.model], placed.load.candidate.name
+        return working_set.turn(turn, placed.pages, known_tokens, replica, placed.sent_s)
 
     def _used(self, placed: Placed, block_size: int, keys: list[int]) -> int:
         """Note that a prompt's blocks are used there now; return how many of its pages were used before."""

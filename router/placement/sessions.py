@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from router.placement.ages import Reuse
 from router.placement.cost import Candidate, Question
+from router.placement.outbox import PeerTurn
 from router.placement.prices import CPU, price
 
 LOST = 0.1  # the part of tokens computed before that is computed again; below it, nobody needs to be held
@@ -26,7 +27,9 @@ WINDOW = 3.0  # turns with this many times the tokens of all caches are one wind
 FIRST_WINDOW = 0.5  # the same while nobody is held: to begin late is to begin with too many
 FIRST_BOUND, LEAST_BOUND = 1.4, 0.7  # multiples of all caches
 SMALL = 0.01  # of one cache: a session whose first prompt is smaller is not held
+SHARED = 0.1  # the part of the way to the bound that another router tells with a turn
 GONE_S = 900.0  # a session that was silent for so long takes no place
+MAX_MODELS = 1024  # of which other routers may tell
 MAX_SESSIONS = 2**16  # the longest silent ones are forgotten
 MAX_WAITING = 4096  # sessions; others wait without a place in the order
 MAX_BEGINS = 32  # at once
@@ -82,6 +85,7 @@ class WorkingSet:
         self.waiting: dict[str, Newcomer] = {}
         self._reuse = reuse
         self._parties: defaultdict[str, float] = defaultdict(float)  # their part of `active_tokens`
+        self._begun: list[str] = []  # those that waited, and begin at another router or within another session
         self._begun_s: deque[float] = deque(maxlen=32)
         self._known = self._lost = 0.0  # tokens in this window
         self._busy = self._looks = 0  # how often a replica was seen to compute prompts in this window, of so many times
@@ -104,14 +108,14 @@ class WorkingSet:
                 self._busy += one.queued_tokens > 0
         self._looks += len(sizes)
         self.capacity_tokens, self.smallest_tokens = sum(sizes), min(sizes, default=0.0)
+        begins, self._begun = self._begun, []
         if not self.is_on:
-            return []
+            return begins
         self._count(now_s)
         for name in [name for name, one in self.waiting.items() if one.until_s < now_s]:
             del self.waiting[name]
         if not self.waiting and self.active_tokens < self.capacity_tokens:
             self.is_on = False
-        begins: list[str] = []
         while len(begins) < MAX_BEGINS and (
             here := [  # first the one whose party has the least for each of its shares
                 (self._parties.get(one.party, 0.0) / one.weight, one.since_s, name)
@@ -185,23 +189,23 @@ class WorkingSet:
 
     # ---- turns
 
-    def turn(self, question: Question, pages: Sequence[int], known_tokens: float, replica: str) -> Turn:
-        """Note a prompt that is sent, of which so many tokens were computed before."""
-        sessions = self.sessions
-        tokens, now_s = question.tokens, question.now_s
-        if question.session is not None:
-            key: str | int = name_of(question)
+    def turn(self, told: PeerTurn, pages: Sequence[int], known_tokens: float, replica: str, now_s: float) -> Turn:
+        """Note a prompt that this router or another one sends, of which so many tokens were computed before."""
+        sessions, tokens = self.sessions, told.tokens
+        if told.session:
+            key: str | int = told.session
             session = sessions.get(key)
         else:
             key = pages[-1]
             session = next((found for page in reversed(pages) if (found := sessions.pop(page, None)) is not None), None)
         if session is None:
-            session = Session("" if question.tenant is None else question.tenant.name)
+            session = Session(told.party)
             if len(sessions) >= MAX_SESSIONS:
                 sessions.popitem(last=False)
-            if question.session is not None:
-                self.waiting.pop(name_of(question), None)  # the session that it is within has begun meanwhile
-                self._takes(session.party, tokens)
+            if told.session:
+                if self.waiting.pop(told.session, None) is not None:
+                    self._begun.append(told.session)
+                self._takes(told.party, tokens)
         sessions[key] = session
         sessions.move_to_end(key)
         session.tokens = max(tokens, session.tokens) if session.running else tokens
@@ -209,6 +213,12 @@ class WorkingSet:
         session.running += 1
         session.last_s, session.replica = now_s, replica
         return Turn(self, session, tokens, known_tokens if session.turns > 1 else 0.0)
+
+    def heard(self, bound: float) -> None:
+        """Approach the bound of another router, which has seen other turns; 0: it holds nobody."""
+        if bound:
+            self.bound += (bound - self.bound) * (SHARED if self.is_on else 1.0)
+            self.is_on = True
 
     def computed(self, turn: Turn, tokens: int, now_s: float) -> None:
         """Note how much was computed in the end: by then, more may have been evicted than was foreseen.

@@ -4,7 +4,6 @@ import click
 
 from api.process.lifeline import die_with_parent, parent_pid
 from api.process.options import SettingsCommand
-from router.config import RouterConfig
 from router.process.configure import config_from
 from router.process.settings import PICKER_TABLE, TABLE
 
@@ -55,12 +54,8 @@ def _run(ctx: click.Context) -> int:
     config = config_from(ctx)
     if config.die_with_parent:
         die_with_parent(parent_pid())
-    if not names_replicas(config):
+    if not (config.replicas or config.replicas_file or config.registry or config.kubernetes):
         click.echo("Note: there are no replicas yet; give --replica, or add some with POST /replicas", err=True)
     from router.process.server import serve  # a web framework: not needed to refuse a setting
 
     return serve(config)
-
-
-def names_replicas(config: RouterConfig) -> bool:
-    return bool(config.replicas or config.replicas_file or config.registry or config.kubernetes)

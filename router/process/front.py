@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from api.http.connection import Connections, Limits
 from api.http.routes import Route, RouteTable
 from api.http.server import HttpServer, connection_limits, tls_context
+from api.process.tasks import check, end, first
 from events.sockets.curve import shared_keys
 from router.config import RouterConfig
 from router.core import Router
@@ -115,7 +116,7 @@ class Front:
         self._workers = 1
         if place is not None:
             self.divide(max(place.serving[0], place.number + 1))
-        self._tasks: list[asyncio.Task[None]] = []
+        self.tasks: list[asyncio.Task[None]] = []
         self._serving: asyncio.Task[None] | None = None  # one of them
 
     def _picker(self, listen: str, limits: Limits, table: RouteTable, forwarded: tuple[Route, ...]) -> "PickerServer":
@@ -131,30 +132,29 @@ class Front:
 
     async def start(self) -> None:
         """Start all tasks, and return once the router listens, which may be before it is ready."""
-        self._tasks = [
+        self.tasks = [
             asyncio.create_task(self.discovery.run(self._apply)),
             asyncio.create_task(self.upkeep.tick()),
             asyncio.create_task(self.dashboard.statuses.sampling.run()),
         ]
         if self._watched_keys is not None:
-            self._tasks.append(asyncio.create_task(self._watched_keys.run(self.router.admission.use)))
+            self.tasks.append(asyncio.create_task(self._watched_keys.run(self.router.admission.use)))
         if self._watched_rewrites is not None:
-            self._tasks.append(asyncio.create_task(self._watched_rewrites.run(self._use_rewrites)))
+            self.tasks.append(asyncio.create_task(self._watched_rewrites.run(self._use_rewrites)))
         await self.router.ledger.save()  # this reads the day's use before this start
-        self._tasks.append(asyncio.create_task(self.router.ledger.run()))
+        self.tasks.append(asyncio.create_task(self.router.ledger.run()))
         if self.links is not None:
-            self._tasks.append(asyncio.create_task(self.links.run()))
+            self.tasks.append(asyncio.create_task(self.links.run()))
         if self.colleagues is not None:
-            self._tasks.append(asyncio.create_task(self.colleagues.serve(self._tell)))
+            self.tasks.append(asyncio.create_task(self.colleagues.serve(self._tell)))
             if self.colleagues.place.joins:
                 await self._take_place(self.colleagues)
         if self.picker is not None:
             await self.picker.start()
         self._serving = asyncio.create_task(self.server.serve(sockets=[self.listener]))
-        self._tasks.append(self._serving)
+        self.tasks.append(self._serving)
         listening = asyncio.create_task(self.server.listening.wait())
-        await asyncio.wait([listening, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
-        listening.cancel()
+        await first(listening, beside=self.tasks)
         self.check()
 
     async def _take_place(self, colleagues: Colleagues) -> None:
@@ -186,13 +186,7 @@ class Front:
 
     def check(self) -> None:
         """Raise the error that has ended a task, if there is one."""
-        for task in self._tasks:
-            if task.done() and not task.cancelled():
-                task.result()
-
-    async def failed(self) -> None:
-        """Wait until a task ends, which none should."""
-        await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        check(self.tasks)
 
     def divide(self, workers: int) -> None:
         """Be one of so many workers, which divide the limits; if there were fewer, others take some connections."""
@@ -232,9 +226,7 @@ class Front:
             await self.picker.close()
         if self._serving is not None:
             await asyncio.wait([self._serving])
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(self.tasks)
         await self.upkeep.close()
         self.router.feeds.close()
         await self.router.reading.close()

@@ -7,10 +7,9 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 import msgspec
 import uvloop
@@ -18,6 +17,7 @@ import uvloop
 from api.http.server import Signals, listen
 from api.process.allocator import map_large_blocks
 from api.process.cpus import usable_cpus
+from api.process.tasks import first
 from router.config import RouterConfig
 from router.process.front import Front
 from router.tenants.usage import prepare
@@ -87,7 +87,7 @@ async def _serve(
         return _failed(str(error))
     try:
         starting = asyncio.create_task(front.start())
-        await _first(signals.end.wait(), _done(starting))
+        await first(asyncio.create_task(signals.end.wait()), beside=[starting])
         if not starting.done():
             starting.cancel()
             await asyncio.wait([starting])
@@ -101,10 +101,10 @@ async def _serve(
             with suppress(OSError):
                 print(f"picker on {front.picker.address}", flush=True)
         beats = None if place is None else asyncio.create_task(beat(place))
-        await _first(signals.end.wait(), front.failed())
+        await first(asyncio.create_task(signals.end.wait()), beside=front.tasks)
         front.check()
         drained = asyncio.create_task(front.drain(config.drain_timeout_s))
-        await _first(signals.at_once.wait(), _done(drained))
+        await first(asyncio.create_task(signals.at_once.wait()), beside=[drained])
         left = drained.result() if drained.done() else front.router.lifecycle.open_requests
         drained.cancel()
         if left:
@@ -114,17 +114,6 @@ async def _serve(
     finally:
         await front.close()
     return 0
-
-
-async def _done(task: "asyncio.Task[Any]") -> None:
-    await asyncio.wait([task])
-
-
-async def _first(*waits: Coroutine[None, None, object]) -> None:
-    tasks = [asyncio.create_task(wait) for wait in waits]
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    for task in tasks:
-        task.cancel()
 
 
 def _failed(message: str) -> int:

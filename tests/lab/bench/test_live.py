@@ -6,12 +6,7 @@ import subprocess
 import sys
 
 from tests.events.processes import DEADLINE_S
-from tests.lab.bench.endpoints import Call, endpoint
-
-
-def slow(call: Call) -> None:
-    call.server.released.wait(0.05)
-    call.answer()
+from tests.lab.bench.endpoints import endpoint
 
 
 def shown(*arguments: str, environment: dict[str, str] | None = None) -> str:
@@ -33,7 +28,7 @@ def shown(*arguments: str, environment: dict[str, str] | None = None) -> str:
 
 
 def test_a_terminal_shows_how_far_it_is() -> None:
-    with endpoint(slow) as server:
+    with endpoint() as server:
         assert " of 40" in shown(server.url, "--requests", "40", "--concurrency", "2")
 
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.http.prometheus import Histogram
+from api.http.prometheus import FIRST_TOKEN_S, Histogram
 from router.members.counts import ReplicaCounts
-from router.members.tally import FIRST_TOKEN_S, Memory, Tally
+from router.members.tally import Memory, Tally
 
 
 def tally(*seconds: float, failed: int = 0, tokens: int = 0, cached: int = 0, compared: int = 0, hit: int = 0) -> Tally:

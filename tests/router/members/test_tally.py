@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.http.prometheus import Histogram
-from router.members.tally import FIRST_TOKEN_S, SEEN_NUMBERS, Memory, Seen, Tally
+from api.http.prometheus import FIRST_TOKEN_S, Histogram
+from router.members.tally import SEEN_NUMBERS, Memory, Seen, Tally
 
 SECONDS = st.lists(st.floats(0, 1e5, allow_nan=False))
 

@@ -5,7 +5,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from router.placement.ages import CacheAges, Reuse
 from router.placement.cost import Candidate, Question, Tenant
-from router.placement.sessions import GONE_S, MAX_WAIT_S, Turn, WorkingSet
+from router.placement.outbox import PeerTurn
+from router.placement.sessions import GONE_S, MAX_WAIT_S, Turn, WorkingSet, name_of
 
 PAGE = 1024
 CACHE = 64 * PAGE
@@ -31,10 +32,15 @@ class Scene:
 
     def turn(self, question: Question, lost: float = 0.0) -> Turn:
         """Let a turn begin and end; `lost`: the part of what was computed before that was computed again."""
-        turn = self.it.turn(question, [1], question.tokens, "r0")
+        turn = self.begin(question)
         turn.ended(self.now_s)
         self.it.computed(turn, round(lost * question.tokens), self.now_s)
         return turn
+
+    def begin(self, question: Question, page: int = 1) -> Turn:
+        party = "" if question.tenant is None else question.tenant.name
+        told = PeerTurn("m", party, name_of(question) if question.session else "", question.tokens, 0.0)
+        return self.it.turn(told, [page, page + 1], question.tokens, "r0", self.now_s)
 
     def tick(self) -> list[str]:
         return self.it.tick(self.now_s, self.candidates)
@@ -45,7 +51,7 @@ class Scene:
         self.tick()
         for number in range(40):
             self.turn(self.asks(f"old{number % 8}"), lost=0.5)
-        running = [self.it.turn(self.asks(f"old{number}"), [1], 0, "r0") for number in range(8)]
+        running = [self.begin(self.asks(f"old{number}")) for number in range(8)]
         self.tick()
         assert self.it.is_on
         return running
@@ -123,7 +129,7 @@ class Sessions(RuleBasedStateMachine):
         assert may_begin or f"{party}/{name}" not in self.begun, "a session was stopped in the middle"
         if may_begin:
             self.begun.add(f"{party}/{name}")
-            self.running.append(it.turn(question, [tokens], tokens, "r0"))
+            self.running.append(self.scene.begin(question, tokens))
         else:
             it.wait(question, self.scene.now_s + 30.0)
 
@@ -131,7 +137,7 @@ class Sessions(RuleBasedStateMachine):
     def ask_without_a_name(self, page: int, tokens: int) -> None:
         question = self.scene.asks(None, tokens)
         assert self.scene.it.may_begin(question)
-        self.running.append(self.scene.it.turn(question, [page, page + 1], tokens, "r0"))
+        self.running.append(self.scene.begin(question, page))
 
     @precondition(lambda self: self.running)
     @rule(draw=strategies.data(), lost=strategies.floats(0, 1))

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from events.sockets.curve import CurveClient, load_curve_client, secure_client, 
 from router.placement.placement import Placement
 from router.workers.peer_links import TOPIC, Links
 from tests.router.loopback import until
-from tests.router.scripted import CHAT, Scripted, Served, chat, connect, says, served, silent, up
+from tests.router.scripted import CHAT, COMPLETIONS, MODEL, Scripted, Served, chat, connect, says, served, silent, up
 from tests.router.workers.places import places
 
 ANY = "tcp://127.0.0.1:0"
@@ -148,6 +148,36 @@ async def test_requests_wait_for_room_that_another_router_makes(are_workers: boo
         await until(lambda: len(asked) == 1, "the replica has got the first")
         release.set()
         assert (await first.answer()).status == (await second.answer()).status == 200
+
+
+@pytest.mark.parametrize("are_workers", [False, True])
+async def test_sessions_of_another_router_take_up_room_here(are_workers: bool, tmp_path: Path) -> None:
+    replica, tokens = Scripted("r0", silent, native=True), 16 * 1024
+    replica.control["/load"][1]["max_model_len"] = 10**6
+    both = workers(replica, folder=tmp_path, policy="cost") if are_workers else pair(replica, policy="cost")
+    async with AsyncExitStack() as stack:
+        one, other = await stack.enter_async_context(both)
+        for running in (one, other):
+            running.member("r0").block_size = 16
+            running.router.members.arrange()
+            running.member("r0").load.describe(16, 4 * tokens // 16)
+
+        async def begin(at: Served, session: str) -> None:
+            client = await stack.enter_async_context(connect(at.port))
+            asked = {"model": MODEL, "prompt": f"{session:4}" + "x" * (tokens - 4)}
+            client.send("POST", COMPLETIONS, asked, **{"x-session-id": session})
+
+        for number in range(4):
+            await begin(one, f"s{number}")
+        here, there = (running.router.placement.working_sets[MODEL] for running in (one, other))
+        await until(lambda: len(there.sessions) == 4, "the other knows of them")
+        here.heard(1.0)  # as if it had found out
+        await begin(one, "s1")
+        await until(lambda: there.bound_tokens > 0, "it hears that they are too many")
+        await begin(other, "s4")
+        await until(lambda: (len(there.sessions), list(there.waiting)) == (4, ["/s4"]), "it would not fit")
+        await begin(other, "s0")
+        await until(lambda: in_flight(other) == (1, 6), "one that has begun goes on anywhere")
 
 
 async def test_keys_let_in_only_those_that_have_them(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Waits for the first of several tasks, and raises its error."""
+"""Waits for the first of several tasks, ends them, and raises their errors."""
 
 import asyncio
 from collections.abc import Iterable
@@ -11,9 +11,15 @@ async def first(*tasks: "asyncio.Task[Any]", beside: "Iterable[asyncio.Task[Any]
         done, _ = await asyncio.wait([*tasks, *beside], return_when=asyncio.FIRST_COMPLETED)
         return done
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(tasks)
+
+
+async def end(tasks: "Iterable[asyncio.Task[Any]]") -> None:
+    """Cancel tasks, and wait for them."""
+    ending = list(tasks)
+    for task in ending:
+        task.cancel()
+    await asyncio.gather(*ending, return_exceptions=True)
 
 
 def check(tasks: "Iterable[asyncio.Task[Any]]") -> None:
