@@ -54,39 +54,56 @@ class FeedState(Struct, frozen=True):
     unreached: bool = False  # its event socket has never been connected, though there was time
 
 
-class Served(Struct, frozen=True):
+class PromptCounts(Struct, kw_only=True):
+    """Counts of the prompts that one replica was sent."""
+
+    prompt_tokens: int = 0
+    matched_tokens: int = 0  # predicted to be cached
+    cached_tokens: int = 0  # as reported, else as predicted
+    reported_blocks: int = 0  # cached ones, of requests whose report is known
+    salted: int = 0  # prompts with a cache salt
+    new_salts: int = 0  # those among them with one that was not seen before
+    billed: int = 0  # prompts that begin with Claude Code's billing line
+    kept_tokens: int = 0  # those of the evicted ones that one more replica's memory would have kept
+    # Computed tokens by cause, in the order of their parts in a prompt:
+    unknown_tokens: int = 0  # it was said to have them, or nothing is known of them
+    elsewhere_tokens: int = 0  # another replica had them, and could have taken the request
+    evicted_tokens: int = 0  # they had been held, and no replica that could take the request held them any more
+    new_tokens: int = 0  # no replica had held them
+
+
+CAUSES = PromptCounts.__struct_fields__[-4:]
+
+
+class Served(PromptCounts):
     """Totals over all models since the router added the replica: two readings give rates."""
 
     requests: int = 0
-    prompt_tokens: int = 0
-    matched_tokens: int = 0
     generated_tokens: int = 0  # those of answers that still run included
     streamed_tokens: int = 0  # those among them that came after the first of a streamed answer
     streaming_s: float = 0.0  # the time that those have taken
     refused: int = 0  # those that it refused with status 429
-    resent_tokens: int = 0  # prompt tokens in a prefix of an earlier prompt sent there
-    reported_blocks: int = 0
-    salted: int = 0  # prompts with a cache salt
-    new_salts: int = 0  # those whose salt was not seen there before
-    billed: int = 0  # prompts that begin with Claude Code's billing line
     predictions: int = 0  # answers whose cached blocks were compared with the prediction
     wrong_predictions: int = 0
     wrong_blocks: int = 0
     resyncs: int = 0
 
 
-class Recent(Struct, frozen=True):
-    """A replica's work of the last 5 to 10 seconds, by all workers; None: there was nothing to divide."""
+class Rates(Struct, frozen=True):
+    """Work of the last 5 to 10 seconds, by all workers; None: there was nothing to divide."""
 
     requests_per_s: float = 0.0
     errors_per_s: float = 0.0
     prompt_tokens_per_s: float = 0.0
     generated_tokens_per_s: float = 0.0
-    batches_per_s: float = 0.0  # its event stream's
     token_s: float | None = None  # the mean time of a token after the first one of a streamed answer
     hit_predicted: float | None = None
     hit_reported: float | None = None
     ttft_p50_s: float | None = None
+
+
+class Recent(Rates, frozen=True):
+    batches_per_s: float = 0.0  # of the replica's event stream
 
 
 STANDINGS = ("down", "draining", "syncing", "lagging", "partial", "approximate", "exact")  # the worst first
@@ -113,7 +130,7 @@ class ReplicaStatus(Struct, frozen=True):
     index: Index = Index()
     events: FeedState | None = None
     heard_age_s: float | None = None
-    served: Served = Served()
+    served: Served = field(default_factory=Served)
     rank: int | None = None  # its number, if several are behind its URL
     role: str | None = None
     idle: str | None = None  # why it has nothing to do; None: it has, or that is not known

@@ -109,7 +109,11 @@ class HfTokenizer:
             config |= _read_json(file.parent / "special_tokens_map.json")
         self.special_tokens: Mapping[str, str] = _special_tokens(config)
         # Set once: changing it while another thread encodes is an error in `tokenizers`.
-        self._tokenizer = _loaded(file)
+        check_size(file, MAX_TOKENIZER_BYTES)
+        try:
+            self._tokenizer = Tokenizers.from_file(str(file))
+        except Exception as error:  # it raises nothing more exact
+            raise ValueError(f"{file} is not a tokenizer: {error}") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         new = _add_tokens(self._tokenizer, config, self.special_tokens)
@@ -167,14 +171,6 @@ def eos_token_ids(folder: Path) -> tuple[int, ...]:
     named = named if isinstance(named, list) else [named]
     # Some files say -1 for none.
     return tuple(i for i in named if isinstance(i, int) and not isinstance(i, bool) and 0 <= i < TOKEN_IDS)
-
-
-def _loaded(file: Path) -> Tokenizers:
-    check_size(file, MAX_TOKENIZER_BYTES)
-    try:
-        return Tokenizers.from_file(str(file))
-    except Exception as error:  # it raises nothing more exact
-        raise ValueError(f"{file} is not a tokenizer: {error}") from error
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from router.console.samples import Samples
 from router.dashboard.doctor.engine_metrics import engine_figures
 from router.dashboard.doctor.figures import DifferingShape, EngineFigures, Figures, ReplicaFigures, RouterFigures
-from router.dashboard.doctor.looks import RouterLook, decision_sample, reading, replica_figures, router_figures
+from router.dashboard.doctor.looks import RouterLook, reading, replica_figures, router_figures
 from router.responses import DecisionRecord, ReplicaStatus
 
 ROUTER = "warmroute_router:"
@@ -107,8 +107,6 @@ def _router(first: OfRouter, last: OfRouter) -> RouterFigures:
         policy = policy or one.policy
         ours = sum(each.matched_tokens for each in one.candidates if each.name == one.chosen)
         others = [each.matched_tokens for each in one.candidates if each.name != one.chosen and each.cost_s is not None]
-        chosen.append(
-            decision_sample(one.ts - one.duration_s, one.chosen, one.prompt_tokens, ours, max(others, default=0))
-        )
+        chosen.append((one.ts - one.duration_s, one.chosen, ours > max(others, default=0)))
     known = None if last.decisions is None else chosen
     return replace(router_figures(policy, counted(first), counted(last), known), differing=last.differing)

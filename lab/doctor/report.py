@@ -9,6 +9,7 @@ import msgspec
 from router.console.formatting import count
 from router.dashboard.doctor.figures import Figures
 from router.dashboard.doctor.rules import Finding
+from router.responses import CAUSES
 
 SHARES = ("_share", "_full", "_usage", "one_replica")  # how the names of those end that are shown in per cent
 
@@ -20,6 +21,10 @@ def summary(figures: Figures) -> str:
     tokens = sum(weight for _, weight in hits)
     if tokens:
         parts.append(f"{sum((share or 0) * weight for share, weight in hits) / tokens:.0%} of the prompt tokens hit")
+    computed = {cause: sum(getattr(one.told, cause) for one in replicas) for cause in CAUSES}
+    if whole := sum(computed.values()):
+        named = sorted(((part, cause[:-7]) for cause, part in computed.items() if part), reverse=True)
+        parts.append(f"of those computed {', '.join(f'{part / whole:.0%} {cause}' for part, cause in named)}")
     usages = [one.own.usage for one in replicas if one.own is not None and one.own.usage is not None]
     if usages:
         parts.append(f"at most {max(usages):.0%} of a KV cache held by requests")

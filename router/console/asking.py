@@ -1,8 +1,7 @@
 """An HTTP client for commands; every failure is a click error of one line that says what to do."""
 
-import ssl
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -110,16 +109,14 @@ class Client:
         self.close()
 
 
+# The authorities are loaded once: that takes 20 ms, which each client would take anew.
+_trusted = cache(partial(httpx2.create_ssl_context, trust_env=False))
+
+
 def options(key: str | None, timeout_s: float) -> dict[str, Any]:
     """Return the options of an HTTP client that ignores proxies in the environment."""
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     return {"timeout": timeout_s, "headers": headers, "trust_env": False, "verify": _trusted()}
-
-
-@cache
-def _trusted() -> ssl.SSLContext:
-    """Load the authorities once: that takes 20 ms, which each client would take anew."""
-    return httpx2.create_ssl_context(trust_env=False)
 
 
 def reason_of(error: Exception) -> str:

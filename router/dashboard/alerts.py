@@ -17,15 +17,8 @@ from msgspec.structs import replace
 
 from router.console.samples import BadMetrics, Samples
 from router.dashboard.doctor.engine_metrics import READ, engine_figures
-from router.dashboard.doctor.figures import DecisionSample, EngineFigures, Figures, ReplicaFigures
-from router.dashboard.doctor.looks import (
-    Reading,
-    RouterLook,
-    decision_sample,
-    reading,
-    replica_figures,
-    router_figures,
-)
+from router.dashboard.doctor.figures import EngineFigures, Figures, ReplicaFigures
+from router.dashboard.doctor.looks import Reading, RouterLook, reading, replica_figures, router_figures
 from router.dashboard.doctor.rules import Finding, about, about_fleet, in_order
 from router.dashboard.rows import Fleet
 from router.dashboard.sampling import paused
@@ -201,14 +194,11 @@ class Alerts:
         return [one for one in takewhile(lambda one: one is not before, newest_first) if one.outcome.chosen is not None]
 
 
-def held(one: PastDecision) -> DecisionSample:
+def held(one: PastDecision) -> tuple[float, str, bool]:
+    """Return when, and where, it went, and whether that replica held more than others did."""
     decision, outcome = one.decision, one.outcome
-    matched = decision.question.matched
-    ours, others = 0.0, 0.0
-    for candidate, cost in zip(decision.candidates, decision.costs, strict=True) if matched else ():
-        tokens = matched.get(candidate.slot, 0)
-        if candidate.name == outcome.chosen:
-            ours = tokens
-        elif tokens > others and cost != INFINITE:
-            others = tokens
-    return decision_sample(outcome.ts - outcome.duration_s, outcome.chosen or "", outcome.prompt_tokens, ours, others)
+    matched, chosen = decision.question.matched, outcome.chosen or ""
+    able = zip(decision.candidates, decision.costs, strict=True) if matched else ()
+    tokens = {one.name: matched.get(one.slot, 0) for one, cost in able if cost != INFINITE or one.name == chosen}
+    ours = tokens.pop(chosen, 0)
+    return outcome.ts - outcome.duration_s, chosen, ours > max(tokens.values(), default=0)

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from msgspec import Struct
+from msgspec import field
 
 from api.errors import invalid
-from router.responses import STANDINGS, ReplicaStatus
+from router.responses import STANDINGS, Rates, ReplicaStatus
 
 MAX_ROWS = 100
 LONGEST_FILTER = 100
@@ -14,7 +14,7 @@ LONGEST_FILTER = 100
 Order: TypeAlias = Literal["asc", "desc"]
 
 
-class Totals(Struct):
+class Totals(Rates, frozen=True, kw_only=True):
     replicas: int
     up: int
     in_flight: int
@@ -22,20 +22,13 @@ class Totals(Struct):
     running: int
     waiting: int
     queued_tokens: int
-    requests_per_s: float
-    errors_per_s: float
-    prompt_tokens_per_s: float
-    hit_predicted: float | None
-    hit_reported: float | None
-    ttft_p50_s: float | None
     ttft_p90_s: float | None
     ttft_p99_s: float | None
     blocks: int
     index_bytes: int
     saved_tokens: int = 0  # prefill saved by caches since the router started, up to the newest point
     saved_s: float = 0.0
-    generated_tokens_per_s: float = 0.0
-    token_s: float | None = None
+    computed: dict[str, int] = field(default_factory=dict)  # prompt tokens by cause, of the same time as `saved_tokens`
 
 
 class Fleet(NamedTuple):

@@ -170,7 +170,7 @@ class Sampling:
     def __post_init__(self) -> None:
         self.fleet = Series(FLEET_SERIES, FLEET_POINTS)
         self.taken = 0  # points since the start
-        self.saved_tokens, self.saved_s = 0, 0.0  # saved by caches until the newest point, replicas that left included
+        self.past = ReplicaCounts()  # until the newest point, of replicas that left, too
         self._before_s = self._at_s = self.now_s()
         self.unserved_before = self._unserved = 0
         self._replicas: dict[str, Sampled] = {}
@@ -215,8 +215,7 @@ class Sampling:
         for sampled, counts, of_replica in looked:
             sampled.move(counts, at_s, of_replica)
         self.fleet.add(at_s, [values[name] for name in FLEET_SERIES])
-        self.saved_tokens += total.cached_tokens
-        self.saved_s += total.saved_s
+        self.past.add(total)
         self._before_s, self._at_s = self._at_s, now_s
         self.unserved_before, self._unserved = self._unserved, unserved
         self._replicas = {sampled.member.name: sampled for sampled, _, _ in looked}

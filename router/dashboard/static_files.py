@@ -1,6 +1,5 @@
 """The dashboard's static files, served from the package without a build step."""
 
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -35,19 +34,16 @@ class File(NamedTuple):
 
 def find(path: str) -> File | None:
     """The file at a path of the page; None if there is none."""
-    return _all().get(path)
+    return read(STATIC).get(path)
 
 
 @cache
-def _all() -> dict[str, File]:
-    """All files, read once: a request's path is never used on the file system."""
-    return dict(read(STATIC))
-
-
-def read(folder: Path) -> Iterator[tuple[str, File]]:
-    """Yield each public file with its path."""
+def read(folder: Path) -> dict[str, File]:
+    """Read each public file, once: a request's path is never used on the file system."""
+    files: dict[str, File] = {}
     for path in folder.rglob("*"):
         name, content_type = path.relative_to(folder).as_posix(), TYPES.get(path.suffix[1:])
         if content_type is not None and not any(part.startswith(".") for part in name.split("/")) and path.is_file():
             content = path.read_bytes()
-            yield name, File(content, content_type, f'"{xxh3_64_hexdigest(content)}"')
+            files[name] = File(content, content_type, f'"{xxh3_64_hexdigest(content)}"')
+    return files

@@ -18,13 +18,12 @@ from router.placement.placement import Placement
 from router.placement.prices import GPU
 from router.prompts.shapes import Shapes
 from router.proxy.request_summary import PastDecision
-from router.responses import STANDINGS, FeedState, Index, Load, Recent, ReplicaStatus, Served
+from router.responses import CAUSES, STANDINGS, FeedState, Index, Load, PromptCounts, Recent, ReplicaStatus, Served
 from router.tenants.admission import Admission
 
 DRAINS = "it drains"  # the router's reason for a replica that reports draining
 LAGGING_BATCHES = 8  # a few are always in flight
 SUMS = ("in_flight", "running", "waiting", "queued_tokens")
-OF_TALLIES = ("prompt_tokens", "matched_tokens", "resent_tokens", "salted", "new_salts", "billed")
 # The place of a replica, its process and its stream; a client sees these values in their place.
 FOR_ADMINISTRATORS: dict[str, Any] = {
     "url": "",
@@ -76,8 +75,9 @@ class Statuses:
             waiting_here=sampling.waiting(),
             blocks=sum(sum(one.index.blocks.values()) for one in replicas),
             index_bytes=self.placement.index.bytes_used(),
-            saved_tokens=sampling.saved_tokens,
-            saved_s=round(sampling.saved_s, 3),
+            saved_tokens=sampling.past.cached_tokens,
+            saved_s=round(sampling.past.saved_s, 3),
+            computed={cause[:-7]: getattr(sampling.past, cause) for cause in CAUSES},
             **{name: sum(getattr(one.load, name) for one in replicas) for name in SUMS},
             **rates(recent, sampling.over_s(), (50, 90, 99), errors=unserved),
         )
@@ -147,7 +147,6 @@ class Statuses:
             served=Served(
                 requests=sum(sum(tally.statuses.values()) for tally in tallies),
                 refused=sum(tally.statuses.get(429, 0) for tally in tallies),
-                reported_blocks=sum(tally.blocks_reported for tally in tallies),
                 generated_tokens=member.output.tokens,
                 streamed_tokens=member.output.streamed_tokens,
                 streaming_s=round(member.output.streaming_s, 6),
@@ -155,7 +154,7 @@ class Statuses:
                 wrong_predictions=member.accuracy.different,
                 wrong_blocks=member.accuracy.error_blocks,
                 resyncs=member.resyncs,
-                **{name: sum(getattr(tally, name) for tally in tallies) for name in OF_TALLIES},
+                **{name: sum(getattr(tally, name) for tally in tallies) for name in PromptCounts.__struct_fields__},
             ),
             rank=member.rank,
             role=spec.role,

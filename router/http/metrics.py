@@ -18,7 +18,7 @@ from router.placement.placement import Placement
 from router.placement.sessions import WorkingSet
 from router.placement.waiting import Waiting
 from router.proxy.request_summary import RequestCounts
-from router.responses import FeedState
+from router.responses import CAUSES, FeedState
 from router.tenants.ledger import Ledger
 from router.tenants.usage import ClassCounts, Counts
 from router.workers.peer_inbox import InboxCounts
@@ -107,12 +107,14 @@ FEED_COUNTERS: tuple[Metric[FeedState], ...] = (
 TALLY_COUNTERS: tuple[Metric[Tally], ...] = (
     Metric("prompt_tokens", "Prompt tokens routed.", lambda t: t.prompt_tokens),
     Metric("matched_tokens", "Those predicted to be cached.", lambda t: t.matched_tokens),
-    Metric("resent_tokens", "Those in a prefix of an earlier prompt sent there.", lambda t: t.resent_tokens),
+    Metric("held_tokens", "Those predicted to be cached where most of each prompt was.", lambda t: t.held_tokens),
+    Metric(
+        "cached_tokens", "Those that were cached, as the engine told, or else as predicted.", lambda t: t.cached_tokens
+    ),
     Metric("salted_prompts", "Prompts with a cache salt.", lambda t: t.salted),
     Metric("new_salts", "Those whose salt was not seen there before.", lambda t: t.new_salts),
     Metric("billed_prompts", "Prompts that begin with Claude Code's billing line.", lambda t: t.billed),
-    Metric("predicted_blocks", "Cached blocks predicted, of answers that report them.", lambda t: t.blocks_predicted),
-    Metric("reported_blocks", "Cached blocks that these answers reported.", lambda t: t.blocks_reported),
+    Metric("kept_tokens", "Evicted ones that one more replica's memory would keep.", lambda t: t.kept_tokens),
 )
 ROUTER_GAUGES: tuple[Metric[Printed], ...] = (
     Metric("open_requests", "Requests in progress.", lambda r: r.lifecycle.open_requests),
@@ -171,7 +173,7 @@ APPROXIMATE_PROMPTS = f"{PREFIX}approximate_prompts", "Prompts routed by their b
 DECISION = f"{PREFIX}decision_seconds", "CPU time of choosing a replica."
 BLOCKS = f"{PREFIX}index_blocks", "Blocks in the index."
 UNKNOWN = f"{PREFIX}event_unknown_parts", "Event types and fields that are not read, by name."
-SOURCES = f"{PREFIX}source_tokens", "Prompt tokens by where the replica was to take them from."
+COMPUTED = f"{PREFIX}prefill_tokens", "Prompt tokens that were computed, by cause."
 REQUESTS = f"{PREFIX}requests", "Requests by the status of their answer."
 FIRST_TOKEN = f"{PREFIX}time_to_first_token_seconds", "From a request's arrival to its first byte."
 PREFILLS = f"{PREFIX}prefills", "Prompts computed for other replicas, by their outcome."
@@ -232,7 +234,8 @@ def text_of(printed: Printed, *, shows_keys: bool = True) -> Iterator[str]:
     ]
     yield from _by_name(REQUESTS, "status", ((labelled, tally.statuses) for labelled, tally in tallies))
     yield from _rows((), TALLY_COUNTERS, tallies)
-    yield from _by_name(SOURCES, "source", ((labelled, tally.source_tokens) for labelled, tally in tallies))
+    by_cause = ((labelled, {each[:-7]: getattr(tally, each) for each in CAUSES}) for labelled, tally in tallies)
+    yield from _by_name(COMPUTED, "cause", by_cause)
     yield from _histograms(FIRST_TOKEN, [(labelled, tally.first_token_s) for labelled, tally in tallies])
     yield from _histograms(WHOLE, [(labelled, tally.request_s) for labelled, tally in tallies])
 

@@ -55,7 +55,7 @@ def _replicas(_: bytes, answers: Mapping[int, bytes]) -> bytes:
             one,
             load=msgspec.structs.replace(one.load, in_flight=sum(each.load.in_flight for each in same)),
             served=type(one.served)(
-                *(sum(getattr(each.served, name) for each in same) for name in one.served.__struct_fields__)
+                **{name: sum(getattr(each.served, name) for each in same) for name in one.served.__struct_fields__}
             ),
             faults=sum(each.faults for each in same),
             idle=one.idle if all(each.idle is not None for each in same) else None,

@@ -4,30 +4,26 @@ from collections.abc import Sequence
 from itertools import accumulate
 from operator import add
 
-from msgspec import Struct
-
 from api.http.prometheus import FIRST_TOKEN_S
 from router.members.members import Member
 from router.members.tally import Tally
+from router.responses import PromptCounts
 
 FAILED = 500  # this status and those above
 _NONE = (0,) * (len(FIRST_TOKEN_S) + 1)
 
 
-class ReplicaCounts(Struct):
+class ReplicaCounts(PromptCounts):
     """Counters that only grow until the replica is replaced."""
 
     requests: int = 0
     errors: int = 0
-    prompt_tokens: int = 0
-    matched_tokens: int = 0
     reported_tokens: int = 0
     compared_tokens: int = 0  # prompt tokens of the responses that reported cached tokens
     batches: int = 0
     stored_blocks: int = 0
     removed_blocks: int = 0
     first_token: Sequence[int] = _NONE  # histogram of the time to first token, by FIRST_TOKEN_S
-    cached_tokens: int = 0  # reported tokens whose prefill was saved
     saved_s: float = 0.0  # seconds of prefill that these saved
     generated_tokens: int = 0
     streamed_tokens: int = 0
@@ -39,12 +35,9 @@ class ReplicaCounts(Struct):
             if status >= FAILED:
                 self.errors += requests
         self.errors += tally.broken
-        self.prompt_tokens += tally.prompt_tokens
-        self.matched_tokens += tally.matched_tokens
-        self.reported_tokens += tally.blocks_reported * block_size
-        self.compared_tokens += tally.compared_tokens
-        self.cached_tokens += tally.cached_tokens
-        self.saved_s += tally.saved_s
+        self.reported_tokens += tally.reported_blocks * block_size
+        for name in (*PromptCounts.__struct_fields__, "compared_tokens", "saved_s"):
+            setattr(self, name, getattr(self, name) + getattr(tally, name))
         counts = tally.first_token_s.counts
         self.first_token = counts.copy() if self.first_token is _NONE else list(map(add, self.first_token, counts))
 

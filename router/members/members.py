@@ -20,7 +20,7 @@ from router.members.feed import ReplicaFeed
 from router.members.health import Health
 from router.members.predictions import Accuracy
 from router.members.spec import ReplicaSpec
-from router.members.tally import Memory, Output, Tally
+from router.members.tally import Output, Seen, Tally
 from router.members.upstream import Upstream
 from router.placement.cost import Candidate, can_split
 from router.placement.index import APPROXIMATE
@@ -134,7 +134,7 @@ class Member:
     name_line: bytes = field(init=False)  # a header of answers to clients
     own_lines: bytes = b""  # headers of requests to it: its key, and its rank
     tallies: dict[str, Tally] = field(default_factory=dict)  # tallies by model
-    memory: Memory = field(default_factory=Memory)
+    salts: Seen = field(default_factory=Seen)  # sent there, for all of its models, as they differ between models
     output: Output = field(default_factory=Output)
     overclaims: bool = False  # claims more blocks than it can hold, as far as is known
     trust: float = 1.0  # factor on its claims of cached tokens
@@ -191,7 +191,7 @@ class Member:
     def tally(self, model: str) -> Tally:
         tally = self.tallies.get(model)
         if tally is None:
-            tally = self.tallies[model] = Tally(self.memory)
+            tally = self.tallies[model] = Tally(self.salts)
         return tally
 
 

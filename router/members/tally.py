@@ -1,10 +1,13 @@
 """Counts and histograms of one (model, replica), as /metrics shows them: plain numbers, cheap to add to."""
 
 from array import array
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from msgspec import field
 
 from api.http.prometheus import FIRST_TOKEN_S, Histogram
+from router.responses import CAUSES, PromptCounts
 
 # vLLM's own bounds, so that dashboards show both side by side.
 REQUEST_S = (
@@ -13,9 +16,7 @@ REQUEST_S = (
 )  # fmt: skip
 DECISION_S = (0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.1)
 
-SEEN_NUMBERS = 2**13  # 64 kB for each table that is used; more is remembered of a replica than most caches hold
-# Lengths of beginnings to look at, in blocks: at worst, two thirds of a shared beginning are found.
-BEGINNINGS = tuple(sorted({step * 2**power for power in range(14) for step in (2, 3)} | {1}))
+SEEN_NUMBERS = 2**13  # 64 kB for each table that is used
 
 
 class Seen:
@@ -35,30 +36,6 @@ class Seen:
         self._table[place] = number
         return was
 
-    def add_beginnings(self, keys: Sequence[int]) -> int:
-        """Add a prompt's beginnings by their last keys; return how many blocks the longest had that has come before."""
-        blocks, again = len(keys), 0
-        if not blocks:
-            return 0
-        if self._table is None:
-            self._table = array("Q", bytes(8 * SEEN_NUMBERS))
-        table = self._table  # no call for each: every request has several
-        for beginning in BEGINNINGS:
-            if beginning >= blocks:
-                break
-            number = keys[beginning - 1]
-            place = number & (SEEN_NUMBERS - 1)
-            if table[place] == number:
-                again = beginning
-            else:
-                table[place] = number
-        number = keys[-1]
-        place = number & (SEEN_NUMBERS - 1)
-        if table[place] == number:
-            return blocks
-        table[place] = number
-        return again
-
 
 @dataclass(slots=True, eq=False)
 class Output:
@@ -69,41 +46,28 @@ class Output:
     streaming_s: float = 0.0  # the time that these have taken
 
 
-class Memory:
-    """Recent keys and salts sent to one replica, for all of its models, as both differ between models."""
-
-    __slots__ = ("beginnings", "salts")
-
-    def __init__(self) -> None:
-        self.beginnings = Seen()
-        self.salts = Seen()
-
-
-@dataclass(slots=True, eq=False)
-class Tally:
+class Tally(PromptCounts, eq=False):
     """Counts and times of one replica for one model, as seen by this router."""
 
-    _memory: Memory
+    _salts: Seen
     statuses: dict[int, int] = field(default_factory=dict)
     first_token_s: Histogram = field(default_factory=lambda: Histogram(FIRST_TOKEN_S))
     request_s: Histogram = field(default_factory=lambda: Histogram(REQUEST_S))
     broken: int = 0  # answers that began well and did not come to their end
-    prompt_tokens: int = 0
-    matched_tokens: int = 0  # predicted
-    blocks_predicted: int = 0  # those of requests whose report is known
-    blocks_reported: int = 0
-    compared_tokens: int = 0  # all of those requests' prompts
-    resent_tokens: int = 0  # shared with the beginning of an earlier prompt sent there
-    salted: int = 0  # prompts with a cache salt
-    new_salts: int = 0  # those among them with one that was not seen before
-    source_tokens: dict[str, float] = field(default_factory=dict)  # predicted, by where they were to come from
-    billed: int = 0  # prompts that begin with Claude Code's billing line
-    cached_tokens: int = 0  # reported: prefill that was saved
-    saved_s: float = 0.0  # seconds of prefill, at the replica's speed then
+    compared_tokens: int = 0  # all prompts of requests whose report is known
+    held_tokens: int = 0  # the most that a replica was predicted to have cached
+    saved_s: float = 0.0  # seconds of prefill that the cache saved, at the replica's speed then
 
-    def sent(self, keys: Sequence[int], block_tokens: float, salt: Hashable | None) -> None:
-        """Count a prompt by the keys of its blocks: `resent_tokens` is the hit in a cache that forgets nothing."""
-        self.resent_tokens += int(self._memory.beginnings.add_beginnings(keys) * block_tokens)
-        if salt is not None:
-            self.salted += 1
-            self.new_salts += not self._memory.salts.add(hash(salt) & 2**64 - 1)
+    def sent(self, salt: Hashable) -> None:
+        """Count a prompt with a cache salt."""
+        self.salted += 1
+        self.new_salts += not self._salts.add(hash(salt) & 2**64 - 1)
+
+    def computed(self, computed_tokens: int, prompt_tokens: int, *ends: int) -> None:
+        """Count the computed tokens, which are the last of a prompt, by cause; `ends`: where each cause's part ends."""
+        at = max(0, prompt_tokens - computed_tokens)
+        self.unknown_tokens += computed_tokens - (prompt_tokens - at)  # more than there are
+        for cause, end in zip(CAUSES, (*ends, prompt_tokens), strict=True):
+            if end > at:
+                setattr(self, cause, getattr(self, cause) + end - at)
+                at = end

@@ -1,6 +1,7 @@
 """The slots that hold each key, as a mask with the bits `1 << slot`."""
 
 import math
+from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache, reduce
 from heapq import heappop, heappush
@@ -15,14 +16,55 @@ Matched: TypeAlias = dict[int, int]
 # Beyond this size the table of shared masks starts anew: some equal masks then exist twice, which does no harm.
 SHARED_MASKS = 65_536
 INT_BYTES = 48  # the memory of a 64-bit key
+GONE_PLACES = 2**20  # keys remembered after their last holder has lost them, in 4 MB
+GONE_STEP = 2**7  # their order is known to so many
+PLACE, MARK, STEP = 44, 0xFFFF0000, 0xFFFF  # the bits of a key that are its place and its mark, and those of its step
+LOOKED_UP = 32  # keys at a time: after as many that are not known, a prompt goes on with new ones
+
+
+class Gone:
+    """Keys that nobody holds any more, in a table of fixed size: a newer one may take an older one's place."""
+
+    def __init__(self) -> None:
+        self._table: array[int] | None = None
+        self._count = 0
+
+    def add(self, keys: Sequence[int]) -> None:
+        table = self._table
+        if table is None:
+            table = self._table = array("I", bytes(4 * GONE_PLACES))
+        self._count += len(keys)
+        step = self._count // GONE_STEP & STEP
+        for key in keys:
+            table[key >> PLACE] = key & MARK | step
+
+    def leading(self, keys: Sequence[int], more_blocks: int) -> tuple[int, int]:
+        """Return how many of a prompt's next blocks were held once, and how many `more_blocks` would have kept.
+
+        All before a block that was held were held, too. Memory for more blocks keeps those that went last.
+        """
+        table, held, kept, now, room = self._table, 0, 0, self._count // GONE_STEP, more_blocks // GONE_STEP
+        for first in range(0, len(keys) if table is not None else 0, LOOKED_UP):
+            assert table is not None, "else there is no range"
+            entries = [
+                (entry, blocks)
+                for blocks, key in enumerate(keys[first : first + LOOKED_UP], first + 1)
+                if not ((entry := table[key >> PLACE]) ^ key) & MARK
+            ]
+            if not entries:
+                break
+            held = entries[-1][1]
+            kept += sum(now - entry & STEP < room for entry, _ in entries)
+        return held, kept
 
 
 class Holders:
     """The mask of every held key; a key without holders is absent."""
 
-    __slots__ = ("_objects", "_shared", "masks")
+    __slots__ = ("_gone", "_objects", "_shared", "masks")
 
-    def __init__(self) -> None:
+    def __init__(self, gone: Gone | None = None) -> None:
+        self._gone = gone
         self.masks: dict[int, int] = {}
         self._shared: dict[int, int] = {}
         self._objects: dict[int, int] = {}  # objects of keys that were held already when stored again
@@ -49,7 +91,7 @@ class Holders:
     def discard(self, slot: int, keys: Iterable[int]) -> int:
         """Remove keys from a slot; return the number of those that it held."""
         masks, objects, bit = self.masks, self._objects, 1 << slot
-        dropped, last, left = 0, -1, 0
+        dropped, last, left, gone = 0, -1, 0, list[int]()
         for key in keys:
             mask = masks.get(key, 0)
             if not mask & bit:
@@ -62,6 +104,9 @@ class Holders:
             else:
                 del masks[key]
                 objects.pop(key, None)
+                gone.append(key)
+        if gone and self._gone is not None:
+            self._gone.add(gone)
         return dropped
 
     def intern(self, keys: list[int]) -> list[int]:

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from events.cache.changes import Change, Cleared, Grouped, Stored
 from events.cache.groups import FULL, Layout, hits
-from router.placement.holders import Holders, Matched, Optimistic, extended, leading
+from router.placement.holders import Gone, Holders, Matched, Optimistic, extended, leading
 from router.placement.prices import CPU, GPU, OWN_SOURCES, source_of
 
 
@@ -46,7 +46,8 @@ class PrefixIndex:
     """The index; a slot is its small number for a replica, and freed slots are used again."""
 
     def __init__(self) -> None:
-        self._gpu = Holders()  # holders of the first group
+        self.gone = Gone()
+        self._gpu = Holders(self.gone)  # holders of the first group
         # A medium and group beside this is here only while a slot holds a block there.
         self.pools: dict[tuple[str, int], Holders] = {(GPU, 0): self._gpu}
         self._lower: list[tuple[str, Holders]] = []  # other media of the first group by source, the cheapest first
@@ -139,7 +140,7 @@ class PrefixIndex:
         blocks, pool = self._blocks[slot], (medium, group)
         holders = self.pools.get(pool)
         if holders is None:
-            holders = self.pools[pool] = Holders()
+            holders = self.pools[pool] = Holders(self.gone)
             self._sort_lower()
         blocks[pool] = blocks.get(pool, 0) + holders.add(slot, keys)
 

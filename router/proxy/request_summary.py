@@ -15,8 +15,8 @@ from router.log_lines import Decided, Weighed
 from router.members.predictions import Predictions
 from router.members.tally import DECISION_S, Tally
 from router.placement.cost import INFINITE
-from router.placement.decision import COMPUTE, Decision
-from router.placement.prices import GPU
+from router.placement.decision import Decision, Prediction
+from router.placement.holders import Gone
 from router.prompts.prompt import is_billed
 from router.responses import Considered, DecisionRecord, PrefillRecord
 from router.tenants.limits import NOTHING, Use
@@ -76,9 +76,9 @@ class RequestCounts:
 
 
 def count_request(
-    tally: Tally, summary: RequestSummary, generation: "PredictedHit", keys: list[int], block_size: int
+    tally: Tally, summary: RequestSummary, generation: "PredictedHit", keys: list[int], gone: Gone
 ) -> None:
-    """Count a finished request, with the keys of its blocks of this size, in the tally of its model at its replica."""
+    """Count a finished request, with the keys of its blocks, in the tally of its model at its replica."""
     member, prompt = generation.member, generation.prompt
     assert member is not None, "it is one of its tallies"
     status = summary.exchange.status
@@ -88,28 +88,50 @@ def count_request(
     if (ttft_s := summary.ttft_s) is not None:
         tally.first_token_s.observe(ttft_s)
     tally.prompt_tokens += prompt.all_tokens
-    decision, question, sources = generation.decision, generation.decision.question, tally.source_tokens
-    matched = question.matched.get(member.slot, 0)
-    tally.matched_tokens += int(matched)
-    if decision.portions:
-        for portion in decision.portions:
-            sources[portion.source] = sources.get(portion.source, 0) + portion.tokens
-    else:  # nothing was to be brought
-        if (on_gpu := min(matched, question.tokens - 1)) > 0:
-            sources[GPU] = sources.get(GPU, 0) + on_gpu
-        computed = question.tokens - on_gpu + question.further_tokens
-        sources[COMPUTE] = sources.get(COMPUTE, 0) + computed
+    matched = generation.decision.question.matched
+    tally.matched_tokens += int(matched.get(member.slot, 0))
+    tally.held_tokens += int(max(matched.values(), default=0))
     tally.billed += is_billed(generation.prompt.peek)
     if cached := summary.used.cached:
         tally.cached_tokens += cached
         tally.saved_s += _saved_s(summary, generation)
-    salt = None if prompt.salt is None else (generation.prompt.peek.model, prompt.salt)
-    tally.sent(keys, block_size or prompt.approximate_block_tokens, salt)
+    if prompt.salt is not None:
+        tally.sent((prompt.peek.model, prompt.salt))
     predicted, reported_tokens = generation.prediction, generation.reported_tokens
     if predicted is not None and reported_tokens is not None and generation.is_comparable and not summary.resumes:
-        tally.blocks_predicted += predicted.blocks
-        tally.blocks_reported += reported_tokens // predicted.block_size
+        tally.reported_blocks += reported_tokens // predicted.block_size
         tally.compared_tokens += prompt.tokens
+        count_prefill(tally, summary.used.computed, generation, predicted, keys, gone)
+    else:
+        tally.unknown_tokens += summary.used.computed
+
+
+def count_prefill(
+    tally: Tally, computed: int, generation: "PredictedHit", predicted: Prediction, keys: list[int], gone: Gone
+) -> None:
+    """Count the tokens that the replica has computed, the last of the prompt, by what was known of their blocks."""
+    tokens, size, claimed = generation.prompt.tokens, predicted.block_size, predicted.tokens
+    begin, usable = tokens - computed, (tokens - 1) // size * size
+    if begin >= usable:  # the rest of a prompt is always computed
+        tally.new_tokens += computed
+        return
+    member, since, decision = generation.member, generation.predicted_at, generation.decision
+    assert member is not None, "its prompt was predicted there"
+    levels = decision.question.matched, *decision.question.below.values()
+    held, elsewhere = max(claimed, *(max(level.values(), default=0) for level in levels)), 0.0
+    if begin < claimed and member.feed is not None and since is not None:
+        missing = keys[max(0, begin) // size :][:1]
+        if member.feed.has_changed(since, missing, stored=False):  # evicted before it was the prompt's turn
+            claimed = 0
+    if held > max(begin, claimed):
+        others = zip(decision.candidates, decision.costs, strict=True)
+        unable = {member.slot, *(one.slot for one, cost in others if cost == INFINITE)}
+        elsewhere = max((found for level in levels for slot, found in level.items() if slot not in unable), default=0.0)
+    first = int(max(begin, held)) // size
+    known, kept = gone.leading(keys[first : usable // size], member.load.total_blocks)
+    evicted = int(max(held, known and (first + known) * size))
+    tally.kept_tokens += min(kept * size, evicted - int(max(begin, held)))
+    tally.computed(computed, tokens, claimed, min(usable, int(elsewhere)), min(usable, evicted))
 
 
 def compare(predictions: Predictions, summary: RequestSummary, generation: "PredictedHit", keys: list[int]) -> None:

@@ -69,9 +69,8 @@ class History:
             text = beginning_of(peek, TEXT_BYTES) or None if self._texts else None
             self.recent.add(RecentPrompt(peek.model, size, keys, summary.arrived_s, text, lookahead))
         if member is not None:
-            usual_keys = generation.prompt.keys(size) if lookahead else keys
             tally = member.tallies.get(peek.model) or member.tally(peek.model)
-            count_request(tally, summary, generation, usual_keys, size)
+            count_request(tally, summary, generation, keys, self._index.gone)
             if generation.prediction is not None:
                 compare(self._predictions, summary, generation, keys)
         half = None if summary.prefill is None else summary.prefill.hit

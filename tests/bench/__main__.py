@@ -23,7 +23,6 @@ BY_NAME = (
     "screenshots",
     "film",
     "terminal",
-    "workers",
 )
 
 

@@ -6,14 +6,16 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 from openai import OpenAI
+from prometheus_client.parser import text_string_to_metric_families
 
-from tests.chaos.replicas import wait_gone
+from tests.chaos.replicas import Command, wait_gone
 from tests.chaos.routers import Fleet, RouterProcess, fleet, router
 from tests.events.processes import DEADLINE_S, wait_until
 from tests.processes import children
@@ -194,3 +196,57 @@ def test_the_days_budget_holds_over_workers_and_after_kill_9(replicas: Fleet, fi
         answer = ask(served, "poor", "x" * 9, tokens=10)
         assert (answer.status, left(answer)) == (200, 20)
         assert ask(served, "poor", "x" * 99).status == 429
+
+
+# ---- why it was computed
+
+
+def counted(source: RouterProcess | Command, name: str, **labels: str) -> Counter[str]:
+    """The values of a counter, by cause."""
+    found = Counter[str]()
+    for family in text_string_to_metric_families(source.get("/metrics").body.decode()):
+        for sample in family.samples:
+            if sample.name == name and labels.items() <= sample.labels.items():
+                found[sample.labels.get("cause", "")] += int(sample.value)
+    return found
+
+
+def test_what_engines_compute_is_counted_by_its_cause_to_the_token() -> None:
+    with (
+        fleet(2, *FAST, "--num-blocks", 64) as small,
+        router(*small.as_options, "--policy", "round-robin") as served,
+    ):
+        expected, wanted = {"r0": Counter[str](), "r1": Counter[str]()}, "a" * 400
+
+        def use(prompt: str, cause: str, **more: Any) -> None:
+            answer = ask(served, "", prompt, **more)
+            usage = answer.json["usage"]
+            computed = usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"]
+            rest = 0 if cause == "unknown" else usage["prompt_tokens"] - (usage["prompt_tokens"] - 1) // 16 * 16
+            expected[answer.headers["x-warmroute-replica"]] += Counter({cause: computed - rest}) + Counter(new=rest)
+
+        def is_evicted() -> bool:
+            seen = served.post("/explain?api=completions", {"model": MODEL, "prompt": wanted}).json
+            return not any(one["matched_tokens"] for one in seen["candidates"])
+
+        def has_computed(replica: Command, tokens: int) -> bool:
+            return counted(replica, "warmroute:computed_prompt_tokens_total").total() == tokens
+
+        use(wanted, "new")
+        use(wanted, "elsewhere")
+        for filler in "bcde":
+            use(filler * 600, "new")
+        wait_until(is_evicted, "the router knows it")
+        use(wanted, "evicted")
+        use("f" * 100, "unknown", prompt_logprobs=1)
+        for number, replica in enumerate(small.replicas):
+            name = f"r{number}"
+            told = counted(served, "warmroute_router:prefill_tokens_total", replica=name)
+            assert +told == +expected[name]
+            wait_until(partial(has_computed, replica, told.total()), "its engine reports the same")
+        assert {cause for counts in expected.values() for cause in +counts} == {
+            "new",
+            "elsewhere",
+            "evicted",
+            "unknown",
+        }

@@ -9,9 +9,8 @@ ENOUGH_PROMPTS = 10  # fewer prompts say little
 ENOUGH_MISSES = 50  # fewer prompts may be unrelated by chance
 FULL = 0.95  # a cache in use fills and stays full: below that hardly anything is evicted
 REPLACED_PER_MINUTE = 1.0  # the whole cache each minute: few sessions send their next turn sooner
-RESENT = 0.2  # a larger cache gains too little to pay for if the share is less
 NEW_SALTS = 0.5  # share of prompts with a new salt: most cannot hit
-LOST = 0.2  # share of prompt tokens that a larger cache would save: less is not worth the memory
+LOST = 0.2  # share of prompt tokens that memory, or another choice, would save: less is not worth it
 FEW_HITS = 0.1  # unrelated prompts share as much through a common template
 BUSY_PER_S = 1.0  # prompts; a quiet replica without hits costs nothing
 OPERATING_POINT = 0.9  # above 85 to 90 % a burst finds no room, and requests are preempted
@@ -48,17 +47,19 @@ def tail_share(replica: ReplicaFigures) -> float:
 
 def misses(replica: ReplicaFigures, figures: Figures) -> Iterator[Diagnosis]:
     """Explain few hits by one finding: the first cause that its figures show."""
-    own, prompts, hits, resent = replica.says, replica.prompts, replica.hit_share, replica.resent_share
+    own, told, prompts = replica.says, replica.told, replica.prompts
+    hits, evicted = replica.hit_share, replica.evicted_share
     has_few_hits = prompts >= ENOUGH_PROMPTS and hits is not None and hits < FEW_HITS
     evicted_per_s = (own.evicted_blocks or 0.0) / figures.window_s
     is_full = (own.full or 0.0) >= FULL and evicted_per_s > 0
     replaced_per_minute = evicted_per_s * 60 / own.total_blocks if own.total_blocks else 0.0
-    evictions: dict[str, float | str] = {
-        "cache_full": own.full or 0.0,
-        "hit_share": hits or 0.0,
-        "evicted_blocks_per_s": evicted_per_s,
-        **({} if resent is None else {"resent_share": resent}),
-    }
+    evictions: dict[str, float | str] = {"cache_full": own.full or 0.0, "hit_share": hits or 0.0}
+    evictions["evicted_blocks_per_s"] = evicted_per_s
+    if evicted is not None:
+        kept = told.kept_tokens / max(1, told.evicted_tokens)
+        evictions |= {"evicted_share": evicted, "of_these_kept_by_one_replica": kept}
+        if told.prefill_tokens_per_s:
+            evictions["gpu_s_per_hour"] = told.evicted_tokens / told.prefill_tokens_per_s * 3600 / figures.window_s
     if is_off(replica):
         yield Diagnosis(
             "caching-off",
@@ -82,16 +83,16 @@ def misses(replica: ReplicaFigures, figures: Figures) -> Iterator[Diagnosis]:
         has_few_hits
         and is_full
         and replaced_per_minute >= REPLACED_PER_MINUTE
-        and (resent is None or resent >= RESENT)  # only a router knows which prompts come again
+        and (evicted is None or evicted >= LOST)  # only a router knows which prompts come again
     ):
         what, turn = "prompts come again, but their blocks have been evicted by then", _LARGER
-        if resent is None:
+        if evicted is None:
             what = (
                 "its cache is full and always being replaced, with few hits: it is too small, or no prompts are alike"
             )
             turn = "ask a router, which knows the prompts that come again (--router), or " + _LARGER
         yield Diagnosis("thrashing", what, turn, evictions | {"replaced_per_minute": replaced_per_minute})
-    elif prompts >= ENOUGH_PROMPTS and is_full and None not in (resent, hits) and (resent or 0) - (hits or 0) >= LOST:
+    elif prompts >= ENOUGH_PROMPTS and (is_full or replica.own is None) and (evicted or 0.0) >= LOST:
         yield Diagnosis(
             "cache-too-small",
             "the prompts that come again need more blocks than the cache holds",
@@ -104,19 +105,17 @@ def misses(replica: ReplicaFigures, figures: Figures) -> Iterator[Diagnosis]:
 
 
 def _low_hits(replica: ReplicaFigures, figures: Figures) -> Diagnosis:
-    router, usage = figures.router, replica.says.usage
+    router, usage, told = figures.router, replica.says.usage, replica.told
     evidence = {"prompts_per_s": replica.prompts / figures.window_s, "hit_share": replica.hit_share, "kv_usage": usage}
     known: dict[str, float | str] = {name: value for name, value in evidence.items() if value is not None}
-    missed = router.missed_tokens / router.chosen_tokens if router and router.chosen_tokens else 0.0
-    if missed >= RESENT:
+    missed = told.elsewhere_tokens / told.prompt_tokens if told.prompt_tokens else 0.0
+    if missed >= LOST:
         return Diagnosis(
             "low-hits",
             "it is busy and has few cache hits: other replicas held the prefixes of its prompts",
             f"route by prefix: --policy cost instead of {router.policy if router else 'another'}",
             known | {"held_elsewhere_share": missed},
         )
-    if replica.resent_share is not None:
-        known["resent_share"] = replica.resent_share
     return Diagnosis(
         "low-hits",
         "it is busy and has few cache hits: its prompts share no prefixes",

@@ -5,7 +5,9 @@ Counters cover the window, unless their name ends with `ever`. None means unknow
 
 from typing import NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, field
+
+from router.responses import Served
 
 
 class EngineFigures(Struct, frozen=True, kw_only=True):
@@ -36,8 +38,8 @@ class EngineFigures(Struct, frozen=True, kw_only=True):
     cpu_wait_s: float | None = None  # could run, and had no processor
 
 
-class RoutingFigures(Struct, frozen=True, kw_only=True):
-    """A router's figures of one replica."""
+class RoutingFigures(Served, kw_only=True):
+    """A router's figures of one replica, beside what it has served within the window."""
 
     available: bool = True
     why: str | None = None
@@ -45,10 +47,10 @@ class RoutingFigures(Struct, frozen=True, kw_only=True):
     state: str = "exact"
     inexact: str | None = None
     overclaim: str | None = None  # why its events claim more blocks than it can hold
-    unknown: dict[str, int] = {}  # parts of its events that are not read
+    unknown: dict[str, int] = field(default_factory=dict)  # parts of its events that are not read
     trust: float = 1.0  # current weight of its cached tokens
     honesty: float = 1.0  # the same, apart from what its events explain
-    taken_names: dict[str, str] = {}  # names that it may not serve, each with the base model that has it
+    taken_names: dict[str, str] = field(default_factory=dict)  # names that are another base model's, and its name
     has_events: bool = True  # they are followed, and their socket was reached
     lag_batches: int = 0  # the lowest reading
     lost_batches: float = 0
@@ -56,24 +58,12 @@ class RoutingFigures(Struct, frozen=True, kw_only=True):
     repairs: float = 0
     digest_mismatches: float = 0
     restarts: float = 0
-    resyncs: float = 0
     faults: float = 0
-    predictions: float = 0
-    wrong_predictions: float = 0
-    wrong_blocks: float = 0
-    requests: float = 0
-    refused: float = 0  # those that the replica refused with status 429
-    prompt_tokens: float = 0
-    matched_tokens: float = 0
-    resent_tokens: float = 0
-    salted: float = 0
-    new_salts: float = 0
-    reported_blocks: float = 0
     index_blocks: float = 0
     busy: tuple[float, ...] = ()  # running and waiting requests, per reading
     queued_tokens: tuple[float, ...] = ()  # prefill ahead of a new request, per reading
     predictions_ever: float = 0
-    billed: float = 0  # prompts that begin with Claude Code's billing line
+    prefill_tokens_per_s: float = 0.0  # learned; 0: unknown
 
 
 class ReplicaFigures(Struct, frozen=True, kw_only=True):
@@ -116,9 +106,11 @@ class ReplicaFigures(Struct, frozen=True, kw_only=True):
         return None
 
     @property
-    def resent_share(self) -> float | None:
-        """The share of prompt tokens that begin an earlier prompt sent there."""
-        return self.told.resent_tokens / self.told.prompt_tokens if self.told.prompt_tokens else None
+    def evicted_share(self) -> float | None:
+        """The share of prompt tokens that was computed again; None while the causes of most are not known."""
+        told = self.told
+        known = told.elsewhere_tokens + told.evicted_tokens + told.new_tokens
+        return told.evicted_tokens / told.prompt_tokens if told.prompt_tokens and known > told.unknown_tokens else None
 
     @property
     def salted_anew_share(self) -> float:
@@ -134,14 +126,12 @@ class ReplicaFigures(Struct, frozen=True, kw_only=True):
 _UNREAD, _UNROUTED = EngineFigures(), RoutingFigures()
 
 
-class DecisionSample(Struct, frozen=True, kw_only=True):
+class DecisionSample(Struct, frozen=True):
     """The outcome of one decision of the router."""
 
     at_s: float
     replica: str
     cached: bool = False  # the replica held more of the prompt than others, which explains the choice
-    prompt_tokens: float = 0
-    missed_tokens: float = 0  # those that only another replica held
 
 
 class DifferingShape(Struct, frozen=True, kw_only=True):
@@ -160,8 +150,6 @@ class RouterFigures(Struct, frozen=True, kw_only=True):
     requests: float = 0
     refused: dict[str, float] = {}  # refusals by code
     approximate: dict[str, float] = {}  # prompts by reason
-    missed_tokens: float = 0  # prompt tokens in `choices` that only another replica held
-    chosen_tokens: float = 0  # prompt tokens in `choices`
     choices: tuple[DecisionSample, ...] | None = None  # None: no permission to read them
     differing: tuple[DifferingShape, ...] = ()
 

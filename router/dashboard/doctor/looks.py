@@ -6,16 +6,14 @@ A counter that fell was reset in between, and counts as it is.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from msgspec.structs import asdict
+
 from router.dashboard.doctor.figures import DecisionSample, EngineFigures, ReplicaFigures, RouterFigures, RoutingFigures
 from router.responses import ReplicaStatus
 
 FEW_READINGS = 2  # a lag may be momentary if there are fewer
 GPU = "GPU"
 OF_STREAM = ("lost_batches", "gaps", "repairs", "digest_mismatches", "restarts")
-OF_SERVED = (
-    *("requests", "refused", "prompt_tokens", "matched_tokens", "resent_tokens", "reported_blocks", "salted"),
-    *("new_salts", "billed", "predictions", "wrong_predictions", "wrong_blocks", "resyncs"),
-)
 SAID = ("available", "why", "breaker", "state", "inexact", "trust", "honesty", "taken_names")
 
 
@@ -33,7 +31,7 @@ def reading(one: ReplicaStatus) -> Reading:
 def counted(status: ReplicaStatus) -> dict[str, float]:
     """Its counters by their fields of RoutingFigures."""
     events = {} if status.events is None else {name: getattr(status.events, name) for name in OF_STREAM}
-    return {"faults": status.faults, **{name: getattr(status.served, name) for name in OF_SERVED}, **events}
+    return {"faults": status.faults, **asdict(status.served), **events}
 
 
 class RouterLook(NamedTuple):
@@ -42,14 +40,6 @@ class RouterLook(NamedTuple):
     requests: float
     refused: Mapping[str, float]
     approximate: Mapping[str, float]
-
-
-def decision_sample(at_s: float, replica: str, prompt_tokens: float, ours: float, others: float) -> DecisionSample:
-    """`ours`: tokens of its prompt that the chosen replica held; `others`: those at the best of the others."""
-    missed = max(0.0, others - ours)
-    return DecisionSample(
-        at_s=at_s, replica=replica, cached=ours > others, prompt_tokens=prompt_tokens, missed_tokens=missed
-    )
 
 
 def grown(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
@@ -79,6 +69,7 @@ def replica_figures(
         predictions_ever=status.served.predictions,
         lag_batches=min(one.lag_batches for one in readings) if len(readings) >= FEW_READINGS else 0,
         index_blocks=blocks,
+        prefill_tokens_per_s=status.load.prefill_tokens_per_s,
         busy=tuple(one.busy for one in readings),
         queued_tokens=tuple(one.queued_tokens for one in readings),
     )
@@ -93,16 +84,14 @@ def replica_figures(
 
 
 def router_figures(
-    policy: str, first: RouterLook, last: RouterLook, choices: Sequence[DecisionSample] | None
+    policy: str, first: RouterLook, last: RouterLook, choices: Sequence[tuple[float, str, bool]] | None
 ) -> RouterFigures:
-    """`choices`: None if the decisions may not be read."""
+    """`choices`: as in a DecisionSample; None if the decisions may not be read."""
     [requests] = grown({"": first.requests}, {"": last.requests}).values()
     return RouterFigures(
         policy=policy,
         requests=requests,
         refused={code: count for code, count in grown(first.refused, last.refused).items() if count},
         approximate={why: count for why, count in grown(first.approximate, last.approximate).items() if count},
-        missed_tokens=sum(one.missed_tokens for one in choices or ()),
-        chosen_tokens=sum(one.prompt_tokens for one in choices or ()),
-        choices=None if choices is None else tuple(choices),
+        choices=None if choices is None else tuple(DecisionSample(*one) for one in choices),
     )

@@ -122,7 +122,7 @@ def test_what_is_hidden_or_no_page_is_not_to_be_had(tmp_path: Path) -> None:
     (tmp_path / ".git").mkdir()
     for name in ("page.txt", "js/page.js", ".hidden.txt", "page.py", ".git/page.txt"):
         (tmp_path / name).write_text(name)
-    assert {path: file.content for path, file in static_files.read(tmp_path)} == {
+    assert {path: file.content for path, file in static_files.read(tmp_path).items()} == {
         "page.txt": b"page.txt", "js/page.js": b"js/page.js"
     }  # fmt: skip
 

@@ -1,5 +1,7 @@
 """Rows of a page, and their order."""
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -8,7 +10,8 @@ from router.dashboard.rows import Fleet, Query, Totals, query_of, select_rows
 from router.responses import FeedState, Index, Load, Recent, ReplicaStatus
 
 QUIET = ReplicaStatus("r0", models=["m"], engine="warmroute", standing="exact", events=FeedState(), recent=Recent())
-TOTALS = Totals(*[0] * len(Totals.__struct_fields__))
+ZEROS: dict[str, Any] = dict.fromkeys(Totals.__struct_fields__, 0)
+TOTALS = Totals(**ZEROS)
 
 
 def fleet(*replicas: ReplicaStatus) -> Fleet:

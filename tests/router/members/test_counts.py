@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 
 from api.http.prometheus import FIRST_TOKEN_S, Histogram
 from router.members.counts import ReplicaCounts
-from router.members.tally import Memory, Tally
+from router.members.tally import Seen, Tally
 
 
 def tally(*seconds: float, failed: int = 0, tokens: int = 0, cached: int = 0, compared: int = 0, hit: int = 0) -> Tally:
-    made = Tally(Memory())
-    made.compared_tokens, made.blocks_reported = compared, hit // 16
+    made = Tally(Seen())
+    made.compared_tokens, made.reported_blocks = compared, hit // 16
     made.statuses = {200: len(seconds), 500: failed}
     made.prompt_tokens, made.matched_tokens = tokens, cached
     for one in seconds:

@@ -1,13 +1,15 @@
 """Histograms in Prometheus' format."""
 
 import tracemalloc
+from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from api.http.prometheus import FIRST_TOKEN_S, Histogram
-from router.members.tally import SEEN_NUMBERS, Memory, Seen, Tally
+from router.members.tally import SEEN_NUMBERS, Seen, Tally
+from router.responses import CAUSES
 
 SECONDS = st.lists(st.floats(0, 1e5, allow_nan=False))
 
@@ -22,56 +24,51 @@ def test_buckets_are_cumulative_and_complete(values: list[float]) -> None:
     assert histogram.total == pytest.approx(sum(values))  # which is more exact since Python 3.12
 
 
+# ---- what was computed
+
+TOKENS = st.integers(0, 500)
+
+
+@given(st.integers(0, 10_000), TOKENS, st.tuples(TOKENS, TOKENS, TOKENS))
+def test_the_causes_of_what_was_computed_add_up(computed: int, prompt: int, ends: tuple[int, int, int]) -> None:
+    """Whatever an engine tells, and wherever the parts end."""
+    tally = Tally(Seen())
+    first, second, third = (min(end, prompt) for end in ends)
+    tally.computed(computed, prompt, first, second, third)
+    parts = [getattr(tally, cause) for cause in CAUSES]
+    assert sum(parts) == computed and min(parts) >= 0
+    by_token = [
+        next((cause for cause, end in zip(CAUSES, (first, second, third), strict=False) if token < end), "new_tokens")
+        for token in range(prompt)
+    ]
+    counted = Counter(by_token[max(0, prompt - computed) :])
+    counted["unknown_tokens"] += max(0, computed - prompt)
+    assert dict(zip(CAUSES, parts, strict=True)) == {cause: counted[cause] for cause in CAUSES}
+
+
 # ---- what comes again
-
-BLOCK = 16
-
-
-def test_a_prompt_that_comes_again_is_resent_as_a_whole() -> None:
-    tally = Tally(Memory())
-    keys = list(range(1, 101))
-    tally.sent(keys, BLOCK, None)
-    assert tally.resent_tokens == 0
-    tally.sent(keys, BLOCK, None)
-    assert tally.resent_tokens == 100 * BLOCK
-
-
-@given(st.integers(0, 300), st.integers(0, 300))
-def test_of_a_shared_beginning_at_least_two_thirds_count_and_nothing_beyond(shared: int, rest: int) -> None:
-    tally = Tally(Memory())
-    for first in (1000, 2000):
-        tally.sent([*range(1, shared + 1), *range(first, first + rest)], BLOCK, None)
-    assert shared * BLOCK * 2 // 3 <= tally.resent_tokens <= shared * BLOCK
-
-
-def test_what_another_replica_was_sent_is_not_resent() -> None:
-    one, other = Tally(Memory()), Tally(Memory())
-    one.sent([1, 2, 3], BLOCK, None)
-    other.sent([1, 2, 3], BLOCK, None)
-    assert other.resent_tokens == 0
 
 
 def test_a_replicas_models_share_one_table_and_count_each_for_itself() -> None:
     """Tables are what a tally is large by, and adapters are many."""
-    memory = Memory()
-    tallies = [Tally(memory) for _ in range(100)]
+    seen = Seen()
+    tallies = [Tally(seen) for _ in range(100)]
     tracemalloc.start()
     try:
         for number, tally in enumerate(tallies):
             for _ in range(2):
-                tally.sent([3 * number + 1, 3 * number + 2], BLOCK, (f"model-{number}", "salt"))
+                tally.sent((f"model-{number}", "salt"))
         used, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert used < 4 * 8 * SEEN_NUMBERS
-    assert {tally.resent_tokens for tally in tallies} == {2 * BLOCK}
     assert {(tally.salted, tally.new_salts) for tally in tallies} == {(2, 1)}
 
 
 def test_a_salt_is_new_once() -> None:
-    tally = Tally(Memory())
-    for salt in ("a", "b", "a", None, "b", "c"):
-        tally.sent([], BLOCK, salt)
+    tally = Tally(Seen())
+    for salt in ("a", "b", "a", "b", "c"):
+        tally.sent(salt)
     assert (tally.salted, tally.new_salts) == (5, 3)
 
 

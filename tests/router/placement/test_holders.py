@@ -1,9 +1,14 @@
 """Masks of slots by key."""
 
+import tracemalloc
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from xxhash import xxh3_64_intdigest
 
 from router.placement import holders as module
-from router.placement.holders import Holders, slots_of
+from router.placement.holders import GONE_PLACES, GONE_STEP, LOOKED_UP, MARK, PLACE, Gone, Holders, slots_of
 
 
 def test_add_and_discard_say_how_many_keys_changed_hands() -> None:
@@ -56,3 +61,45 @@ def test_interned_keys_that_are_never_added_are_not_kept_for_ever() -> None:
     for key in range(2, 1000):
         holders.intern([0, key])
         assert len(holders._objects) <= 4
+
+
+# ---- keys that nobody holds any more
+
+CHAIN = [xxh3_64_intdigest(b"%d" % number) for number in range(10 * GONE_STEP)]
+
+
+@given(st.integers(0, 200), st.integers(0, 200), st.integers(1, LOOKED_UP))
+def test_the_beginning_of_a_prompt_that_was_held_once_is_told_from_new_text(old: int, new: int, every: int) -> None:
+    """Some keys may have been forgotten for newer ones; all before one that is known were held, too."""
+    gone = Gone()
+    gone.add([*CHAIN[:old:every], *CHAIN[:old][-1:]])
+    assert gone.leading(CHAIN[: old + new], 0) == (old, 0)
+
+
+def test_only_the_last_holder_makes_a_key_gone() -> None:
+    gone = Gone()
+    holders = Holders(gone)
+    for slot in (0, 1):
+        holders.add(slot, CHAIN[:8])
+    holders.discard(0, CHAIN[:8])
+    assert gone.leading(CHAIN[:8], 0) == (0, 0)
+    holders.discard(1, CHAIN[4:8])
+    assert gone.leading(CHAIN[4:9], 0) == (4, 0)
+
+
+def test_more_memory_keeps_what_went_last() -> None:
+    gone = Gone()
+    for first in range(0, len(CHAIN), GONE_STEP):
+        gone.add(CHAIN[first : first + GONE_STEP])
+    assert gone.leading(CHAIN[-3 * GONE_STEP :], 0) == (3 * GONE_STEP, 0)
+    assert gone.leading(CHAIN, 4 * GONE_STEP) == (len(CHAIN), 4 * GONE_STEP)
+
+
+def test_what_is_gone_is_remembered_in_bounded_memory() -> None:
+    gone = Gone()
+    gone.add(CHAIN)
+    tracemalloc.start()
+    gone.add([place << PLACE | MARK for place in range(GONE_PLACES)])
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert used < 2**20 and gone.leading(CHAIN, 0) == (0, 0)

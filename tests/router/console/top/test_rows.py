@@ -23,7 +23,7 @@ from router.placement.decision import Portion
 from router.responses import DecisionRecord, FeedState, Index, Load, Recent, ReplicaStatus
 from tests.router.console.top.samples import a_decision, a_replica
 
-RECENT = Recent(12.5, 0.0, 18000.0, 240.0, 26.0, 0.04, 1 - 1700 / 18000)
+RECENT = Recent(12.5, 0.0, 18000.0, 240.0, 0.04, 1 - 1700 / 18000, batches_per_s=26.0)
 
 
 def cells(table: Table[Any], item: Any, width: int = 200) -> dict[str, str]:

@@ -35,14 +35,15 @@ OWN = EngineFigures(
     sends_events=True,
 )
 ROUTED = RoutingFigures(
-    predictions=100.0,
-    wrong_predictions=1.0,
-    wrong_blocks=3.0,
-    requests=100.0,
-    prompt_tokens=100_000.0,
-    matched_tokens=80_000.0,
-    resent_tokens=82_000.0,
-    reported_blocks=5000.0,
+    predictions=100,
+    wrong_predictions=1,
+    wrong_blocks=3,
+    requests=100,
+    prompt_tokens=100_000,
+    matched_tokens=80_000,
+    evicted_tokens=1_000,
+    new_tokens=19_000,
+    reported_blocks=5000,
     index_blocks=900.0,
     busy=(4.0,) * READINGS,
     queued_tokens=(500.0,) * READINGS,
@@ -57,7 +58,7 @@ def choices(pattern: str, *, each: int = 1, every_s: float = 0.05, cached: bool 
     )
 
 
-ROUTER = RouterFigures(policy="cost", requests=300.0, chosen_tokens=300_000.0, choices=choices("abc" * 60))
+ROUTER = RouterFigures(policy="cost", requests=300.0, choices=choices("abc" * 60))
 
 
 def replica(name: str = "r0", own: dict[str, Any] | None = None, **routed: Any) -> ReplicaFigures:

@@ -36,7 +36,8 @@ COLD = {"full": 0.5, "evicted_blocks": 0.0, "hit_tokens": 9_900.0}
 OFF = {"cached_blocks": 0.0, "hit_tokens_ever": 0.0, "events_ever": 0.0, "full": 0.1, "evicted_blocks": 0.0} | NO_HITS
 EACH_TURN = 10  # choices in half a second
 HERDED = choices("abcab", each=EACH_TURN)
-SALTED: dict[str, Any] = {"salted": 100.0, "resent_tokens": 0.0}
+SALTED: dict[str, Any] = {"salted": 100.0}
+LOST: dict[str, Any] = {"evicted_tokens": 20_000.0}
 SWING = {f"r{number}": tuple(3000.0 if turn % 3 == number else 0.0 for turn in range(READINGS)) for number in range(3)}
 
 
@@ -115,38 +116,39 @@ PLANTED: dict[str, tuple[list[Figures], list[Figures]]] = {
         ],
     ),
     "billing-line": (
-        [worse(NO_HITS, billed=20.0), worse(THRASHING, billed=100.0), worse(COLD, billed=100.0)],
+        [worse(NO_HITS, billed=20.0), worse(THRASHING, billed=100.0, **LOST), worse(COLD, billed=100.0)],
         [worse(NO_HITS, billed=19.0), worse({"hit_tokens": 10_100.0}, billed=100.0)],
     ),
     "thrashing": (
-        [worse(THRASHING), worse(THRASHING, resent_tokens=20_000.0)],
-        [worse(THRASHING, resent_tokens=19_000.0, predictions=0.0), worse({"evicted_blocks": 5e3})],
+        [worse(THRASHING, **LOST), worse(THRASHING, unknown_tokens=99_000.0)],
+        [worse(THRASHING, evicted_tokens=19_000.0, predictions=0.0), worse({"evicted_blocks": 5e3}, **LOST)],
     ),
     "cache-too-small": (
         [
-            worse({"hit_tokens": 61_900.0}),
-            worse(THRASHING | {"evicted_blocks": 166.0}),
-            worse(THRASHING | {"hit_tokens": 1e4}),
+            worse(**LOST),
+            worse(THRASHING | {"evicted_blocks": 166.0}, **LOST),
+            worse(THRASHING | {"hit_tokens": 1e4}, **LOST),
+            fleet(replace(replica(**LOST), own=None)),
         ],
         [
-            worse({"hit_tokens": 62_100.0}),
-            worse({"hit_tokens": 61_900.0, "full": 0.94}),
-            worse({"hit_tokens": 3e4, "evicted_blocks": 0.0}),
+            worse(evicted_tokens=19_900.0),
+            worse({"full": 0.94}, **LOST),
+            worse({"evicted_blocks": 0.0}, **LOST),
+            worse(unknown_tokens=40_000.0, **LOST),
         ],
     ),
     "low-hits": (
         [
-            worse(COLD, resent_tokens=0.0),
             worse(COLD),
             worse(COLD | {"prompts": 50.0}),
-            worse(THRASHING, resent_tokens=19_000.0),
+            worse(THRASHING, evicted_tokens=19_000.0),
         ],
         [worse(COLD | {"hit_tokens": 10_100.0}), worse(COLD | {"prompts": 49.0, "prompt_tokens": 49_000.0})],
     ),
     "prompts-not-block-aligned": (
         [
             worse({"query_blocks": 4_680.0}),
-            worse({"query_blocks": 0.0, "prompt_tokens": 1_500.0} | NO_HITS, resent_tokens=0.0),
+            worse({"query_blocks": 0.0, "prompt_tokens": 1_500.0} | NO_HITS),
         ],
         [worse({"query_blocks": 4_700.0}), worse({"query_blocks": 4_680.0, "prompts": 9.0})],
     ),
@@ -245,11 +247,12 @@ def test_just_below_its_threshold_a_rule_is_silent(rule: str, figures: Figures) 
 
 
 def test_a_finding_names_the_replica_the_setting_and_the_figures() -> None:
-    [finding] = findings(worse(THRASHING))
+    [finding] = findings(worse(THRASHING, **LOST, kept_tokens=5_000.0, prefill_tokens_per_s=10_000.0))
     assert (finding.rule, finding.replica, finding.anchor) == ("thrashing", "r0", "docs/troubleshooting.md#thrashing")
     assert "--num-blocks" in finding.turn
     assert finding.figures["hit_share"] == 0.09
-    assert finding.figures["resent_share"] == 0.82
+    assert finding.figures["evicted_share"] == 0.2 and finding.figures["of_these_kept_by_one_replica"] == 0.25
+    assert finding.figures["gpu_s_per_hour"] == pytest.approx(2 * 360)  # two seconds in ten
 
 
 @pytest.mark.parametrize(("rule", "figures"), [(rule, each) for rule, (above, _) in PLANTED.items() for each in above])
@@ -273,8 +276,8 @@ def test_a_replica_that_says_that_it_sends_no_events_is_named_without_a_router()
 
 
 def test_a_router_that_ignores_prefixes_is_distinguished_from_unshared_prompts() -> None:
-    [unlike] = findings(worse(COLD, resent_tokens=0.0))
-    elsewhere = replace(worse(COLD), router=routed_worse(policy="round-robin", missed_tokens=60_000.0).router)
+    [unlike] = findings(worse(COLD))
+    elsewhere = replace(worse(COLD, elsewhere_tokens=60_000.0), router=routed_worse(policy="round-robin").router)
     [not_by_prefix] = findings(elsewhere)
     assert "share no prefixes" in unlike.what
     assert "--policy cost instead of round-robin" in not_by_prefix.turn
@@ -283,7 +286,7 @@ def test_a_router_that_ignores_prefixes_is_distinguished_from_unshared_prompts()
 def test_without_its_own_metrics_a_replica_is_judged_by_the_router() -> None:
     dark = replace(replica(), own=None)
     assert findings(fleet(dark)) == []
-    cold = replace(replica(reported_blocks=0.0, resent_tokens=0.0), own=None)
+    cold = replace(replica(reported_blocks=0.0), own=None)
     assert named(fleet(cold)) == {"low-hits"}
 
 
@@ -307,8 +310,9 @@ def test_no_figures_are_too_odd_to_judge(numbers: list[float], usage: float, ful
 
 @given(st.floats(0.5, 100), st.floats(0.5, 100))
 def test_what_holds_in_a_look_holds_in_a_longer_one_of_the_same_pace(scale: float, more: float) -> None:
-    figures = worse({"evicted_blocks": 300.0 * scale, "hit_tokens": 5_000.0})
-    longer = replace(worse({"evicted_blocks": 300.0 * scale * more, "hit_tokens": 5_000.0}), window_s=10.0 * more)
+    figures = worse({"evicted_blocks": 300.0 * scale, "hit_tokens": 5_000.0}, **LOST)
+    longer = worse({"evicted_blocks": 300.0 * scale * more, "hit_tokens": 5_000.0}, **LOST)
+    longer = replace(longer, window_s=10.0 * more)
     assert ("thrashing" in named(figures)) is ("thrashing" in named(longer))
 
 

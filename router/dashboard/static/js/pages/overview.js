@@ -9,7 +9,7 @@ import * as places from "../places.js";
 import { Table } from "../table.js";
 import { decisionColumns, decisionKey } from "../decisions.js";
 
-const TOTALS = ["Prefill saved", "Replicas", "Requests", "First token", "Hit rate", "In flight", "Tokens"];
+const TOTALS = ["Prefill saved", "Prefill computed", "Replicas", "Requests", "First token", "Hit rate", "In flight", "Tokens"];
 const STATES = ["exact", "approximate", "partial", "lagging", "syncing", "draining", "down"];
 const ASCENDING = ["name", "accuracy"]; // their natural order
 const TYPING_MS = 250;
@@ -151,6 +151,7 @@ class Overview {
     const lately = (name, hue) => spark(this._state.points.values(name).slice(-60), hue);
     this._totals.show({
       "Prefill saved": [compact(totals.saved_tokens), savedWords(totals, this._state.hello)],
+      "Prefill computed": computedWords(totals.computed),
       Replicas: [
         `${whole(totals.up)} of ${whole(totals.replicas)}`,
         `${compact(totals.blocks)} blocks indexed, in ${bytes(totals.index_bytes)}`,
@@ -216,6 +217,14 @@ function savedWords({ saved_tokens: tokens, saved_s: time }, hello) {
   const price = hello?.price_per_million_tokens ?? null;
   const money = price === null ? "" : `, worth ${((tokens * price) / 1e6).toLocaleString("en", MONEY)}`;
   return `tokens, ${duration(time)}${money}, since the start`;
+}
+
+/** How much was computed, and why: the largest part first. */
+function computedWords(computed) {
+  const all = Object.values(computed).reduce((sum, tokens) => sum + tokens, 0);
+  const parts = Object.entries(computed).filter(([, tokens]) => tokens > 0);
+  parts.sort(([, one], [, other]) => other - one);
+  return [compact(all), parts.map(([cause, tokens]) => `${share(tokens / all)} ${cause}`).join(", ") || "tokens"];
 }
 
 function aboutRouter(hello, models) {
