@@ -58,8 +58,8 @@ def misses(replica: ReplicaFigures, figures: Figures) -> Iterator[Diagnosis]:
     if evicted is not None:
         kept = told.kept_tokens / max(1, told.evicted_tokens)
         evictions |= {"evicted_share": evicted, "of_these_kept_by_one_replica": kept}
-        if told.prefill_tokens_per_s:
-            evictions["gpu_s_per_hour"] = told.evicted_tokens / told.prefill_tokens_per_s * 3600 / figures.window_s
+        if speed := told.prefill_tokens_per_s:
+            evictions["gpu_s_per_hour_at_most"] = told.evicted_tokens / speed * 3600 / figures.window_s
     if is_off(replica):
         yield Diagnosis(
             "caching-off",

@@ -252,7 +252,7 @@ def test_a_finding_names_the_replica_the_setting_and_the_figures() -> None:
     assert "--num-blocks" in finding.turn
     assert finding.figures["hit_share"] == 0.09
     assert finding.figures["evicted_share"] == 0.2 and finding.figures["of_these_kept_by_one_replica"] == 0.25
-    assert finding.figures["gpu_s_per_hour"] == pytest.approx(2 * 360)  # two seconds in ten
+    assert finding.figures["gpu_s_per_hour_at_most"] == pytest.approx(2 * 360)  # two seconds in ten
 
 
 @pytest.mark.parametrize(("rule", "figures"), [(rule, each) for rule, (above, _) in PLANTED.items() for each in above])
