@@ -369,7 +369,7 @@ class Placement:
             unforeseen = max(0, computed - sum(begun)) if begun else 0
             self.shares.used(tenant, unforeseen, generated)
         if (turn := placed[-1].turn) is not None and placed[-1].has_begun:
-            turn.working_set.computed(turn, computed, now_s)
+            turn.working_set.computed(turn, computed, placed[-1].uncached_tokens, now_s)
 
     def fetched(self, placed: Placed, now_s: float) -> None:
         """Note the first token of a request whose KV came from another replica."""

@@ -15,12 +15,12 @@ from itertools import islice
 from msgspec import Struct
 
 from router.placement.ages import Reuse
-from router.placement.cost import Candidate, Question
+from router.placement.cost import ASSUMED_TOKENS_PER_S, Candidate, Question
 from router.placement.outbox import PeerTurn
 from router.placement.prices import CPU, price
 
 LOST = 0.1  # the part of tokens computed before that is computed again; below it, nobody needs to be held
-BUSY = 0.6  # the share of time in which prompts are computed; beyond it they wait for each other
+BUSY = 0.6  # the share of what could be computed; beyond it prompts wait for each other
 GAIN = 0.5  # how far the bound moves at the end of a window: this much of the difference to BUSY,
 LEAST_STEP, MAX_STEP = -0.2, 0.1  # within these limits
 WINDOW = 3.0  # turns with this many times the tokens of all caches are one window
@@ -88,7 +88,8 @@ class WorkingSet:
         self._begun: list[str] = []  # those that waited, and begin at another router or within another session
         self._begun_s: deque[float] = deque(maxlen=32)
         self._known = self._lost = 0.0  # tokens in this window
-        self._busy = self._looks = 0  # how often a replica was seen to compute prompts in this window, of so many times
+        self._work = self._could = 0.0  # tokens that replicas have computed in this window, and could have
+        self._ticked_s = self._assigned = 0.0  # the last tick, and all tokens that replicas were given until then
 
     @property
     def bound_tokens(self) -> float:
@@ -99,21 +100,23 @@ class WorkingSet:
         """Count what there is; return the waiting sessions that may begin now, and have begun."""
         if not self.sessions:
             return []
-        sizes = []
+        sizes, assigned = [], 0.0
         for one in candidates:
             if (ages := one.ages) is not None and one.unavailable is None:
                 # Host memory counts as far as bringing KV from there is cheaper than computing it.
                 share = 1.0 - price(CPU, one.load_tokens_per_s, one.prefill_tokens_per_s) if ages.host_pages else 0.0
                 sizes.append((ages.capacity_pages + share * ages.host_pages) * ages.page_tokens)
-                self._busy += one.queued_tokens > 0
-        self._looks += len(sizes)
+                rate = one.prefill_tokens_per_s or ASSUMED_TOKENS_PER_S
+                assigned += one.assigned_tokens
+                self._could += rate * min(1.0, now_s - self._ticked_s)  # more is a standstill, or no session
+        self._work += max(0.0, assigned - self._assigned)
+        self._ticked_s, self._assigned = now_s, assigned
         self.capacity_tokens, self.smallest_tokens = sum(sizes), min(sizes, default=0.0)
         begins, self._begun = self._begun, []
         if not self.is_on:
             return begins
         self._count(now_s)
-        for name in [name for name, one in self.waiting.items() if one.until_s < now_s]:
-            del self.waiting[name]
+        self.waiting = {name: one for name, one in self.waiting.items() if one.until_s >= now_s}
         if not self.waiting and self.active_tokens < self.capacity_tokens:
             self.is_on = False
         while len(begins) < MAX_BEGINS and (
@@ -156,9 +159,8 @@ class WorkingSet:
         """Estimate the time until a waiting session may begin, for its client to come again then."""
         pace = self._begun_s
         each_s = (now_s - pace[0]) / len(pace) if pace else USUAL_WAIT_S
-        newcomer, before = self.waiting.get(name), len(self.waiting)
-        if newcomer is not None:
-            before = sum(one.since_s < newcomer.since_s for one in self.waiting.values())
+        newcomer = self.waiting.get(name)
+        before = sum(newcomer is None or one.since_s < newcomer.since_s for one in self.waiting.values())
         wait_s = min(MAX_WAIT_S, max(1.0, EARLY * (before + 1) * each_s))
         if newcomer is not None:
             newcomer.until_s, newcomer.is_here = now_s + wait_s + ABSENT_S, False
@@ -170,6 +172,7 @@ class WorkingSet:
             "context_tokens": self.active_tokens,
             "bound_tokens": self.bound_tokens,
             "lost": self.lost,
+            "longest_wait_s": {one.party: now_s - one.since_s for one in reversed(self.waiting.values())},  # by tenant
             "waiting": [
                 {"session": name, "tokens": it.tokens, "waits_s": now_s - it.since_s, "is_here": it.is_here}
                 for name, it in islice(self.waiting.items(), limit)
@@ -220,18 +223,18 @@ class WorkingSet:
             self.bound += (bound - self.bound) * (SHARED if self.is_on else 1.0)
             self.is_on = True
 
-    def computed(self, turn: Turn, tokens: int, now_s: float) -> None:
+    def computed(self, turn: Turn, tokens: int, foreseen_tokens: int, now_s: float) -> None:
         """Note how much was computed in the end: by then, more may have been evicted than was foreseen.
 
         At the end of a window, move the bound by what was lost, where the bound was what mattered.
         """
+        self._work += tokens - foreseen_tokens
         self._known += turn.known_tokens
         self._lost += min(turn.known_tokens, max(0.0, turn.known_tokens - (turn.tokens - tokens)))
         if self._known < (WINDOW if self.is_on else FIRST_WINDOW) * self.capacity_tokens or not self.capacity_tokens:
             return
-        self.lost, busy = self._lost / self._known, self._busy / max(1, self._looks)
-        self._known = self._lost = 0.0
-        self._busy = self._looks = 0
+        self.lost, busy = self._lost / self._known, self._work / max(1.0, self._could)
+        self._known = self._lost = self._work = self._could = 0.0
         self._count(now_s)
         if not self.is_on:
             self.is_on = self.lost > LOST and busy > BUSY and self.active_tokens > self.capacity_tokens
@@ -242,9 +245,8 @@ class WorkingSet:
             self.bound = max(LEAST_BOUND, self.bound * (1 + step))
 
     def _fits(self, tokens: int) -> bool:
-        if not self.active_tokens or not self.capacity_tokens:  # nobody knows the caches any more
-            return True
-        return self.active_tokens + tokens <= self.bound_tokens
+        is_known = self.active_tokens and self.capacity_tokens  # else nobody knows the caches any more
+        return not is_known or self.active_tokens + tokens <= self.bound_tokens
 
     def _takes(self, party: str, tokens: float) -> None:
         self.active_tokens += tokens

@@ -192,11 +192,7 @@ class KeysFile(Struct, forbid_unknown_fields=True):
 def parse_keys(path: str, text: str) -> list[Key]:
     """Parse a file of keys; the ValueError names the file and the key's table, and never quotes a key."""
     try:
-        content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path} is not TOML: {error}") from error
-    try:
-        file = msgspec.convert(content, KeysFile)
+        file = msgspec.convert(tomllib.loads(text), KeysFile)
         names: dict[bytes, str] = {}
         for name, table in file.keys.items():
             table.check(name)
@@ -209,6 +205,8 @@ def parse_keys(path: str, text: str) -> list[Key]:
                 secrets[group] = secrets.get(group, b"") + digest
         services = file.services()
         return [_key(name, digest, file, secrets, services) for digest, name in names.items()]
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is not TOML: {error}") from error
     except msgspec.ValidationError as error:
         raise ValueError(f"{path}: {_explained(error)}") from error
     except ValueError as error:

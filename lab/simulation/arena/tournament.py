@@ -58,7 +58,7 @@ def outcomes(
     at_rate(trace, 1.0)  # it raises here, not in a worker, if the trace has no rate
     found: dict[Run, Outcome] = {}
     with get_context("spawn").Pool(min(os.cpu_count() or 1, len(runs)), begin_worker, [os.getpid()]) as pool:
-        for one in pool.imap(partial(outcome, trace, settings, repeats), runs):
+        for one in pool.imap(partial(outcome, trace, replace(settings, working_set=False), repeats), runs):
             found[runs[len(found)]] = one
             on_run(len(found))
     return found
@@ -70,7 +70,7 @@ def begin_worker(parent_pid: int) -> None:
 
 
 def outcome(trace: Trace, settings: Settings, repeats: dict[str, Any], run: Run) -> Outcome:
-    # No other router holds requests back, so none does here, and all requests count.
+    # No other router holds requests or sessions back, so none does here, and all requests count.
     settings = replace(settings, replicas=run.replicas, replica_limit=0, ranked=run.policy != IN_ORDER)
     paced = at_rate(trace, run.load * run.replicas * settings.prefill_tokens_per_s)
     policies = [] if run.policy == BOUND else [OURS if run.policy == IN_ORDER else run.policy]

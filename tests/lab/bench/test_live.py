@@ -9,11 +9,11 @@ from tests.events.processes import DEADLINE_S
 from tests.lab.bench.endpoints import endpoint
 
 
-def shown(*arguments: str, environment: dict[str, str] | None = None) -> str:
+def shown(url: str, terminal: str) -> str:
     """Output of the command on a terminal of its own, which is its standard error."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "fleet", "bench", *arguments]
-    env = os.environ | {"TERM": "xterm", "COLUMNS": "120"} | (environment or {})
+    command = [sys.executable, "-m", "fleet", "bench", url, "--requests", "40"]
+    env = os.environ | {"TERM": terminal, "COLUMNS": "120"}
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs, env=env) as process:
         os.close(theirs)
         drawn = b""
@@ -27,11 +27,7 @@ def shown(*arguments: str, environment: dict[str, str] | None = None) -> str:
     return drawn.decode(errors="replace")
 
 
-def test_a_terminal_shows_how_far_it_is() -> None:
+def test_a_terminal_on_which_can_be_drawn_shows_how_far_it_is() -> None:
     with endpoint() as server:
-        assert " of 40" in shown(server.url, "--requests", "40", "--concurrency", "2")
-
-
-def test_where_nothing_can_be_drawn_over_nothing_is_drawn() -> None:
-    with endpoint() as server:
-        assert shown(server.url, "--requests", "5", environment={"TERM": "dumb"}) == ""
+        assert " of 40" in shown(server.url, "xterm")
+        assert shown(server.url, "dumb") == ""

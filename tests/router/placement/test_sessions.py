@@ -24,7 +24,7 @@ def replica(tokens: float = CACHE) -> Candidate:
 class Scene:
     def __init__(self) -> None:
         self.it, self.candidates, self.now_s = WorkingSet(Reuse()), [replica()], 0.0
-        self.candidates[0].queued_tokens = 1.0  # it is busy
+        self.candidates[0].assigned_tokens = 1e9  # it is busy
 
     def asks(self, session: str | None, tokens: int = 16 * PAGE, party: str = "ann", within: str = "") -> Question:
         tenant = Tenant(party)
@@ -34,7 +34,7 @@ class Scene:
         """Let a turn begin and end; `lost`: the part of what was computed before that was computed again."""
         turn = self.begin(question)
         turn.ended(self.now_s)
-        self.it.computed(turn, round(lost * question.tokens), self.now_s)
+        self.it.computed(turn, round(lost * question.tokens), 0, self.now_s)
         return turn
 
     def begin(self, question: Question, page: int = 1) -> Turn:
@@ -65,6 +65,18 @@ def test_nobody_is_held_while_nothing_is_lost_however_many_there_are() -> None:
         assert scene.it.may_begin(question)
         scene.turn(question, lost=0.05)
     assert scene.it.bound_tokens == 0
+
+
+def test_nobody_is_held_while_replicas_could_compute_far_more() -> None:
+    for rate in (1e4, 1e5):
+        scene = Scene()
+        scene.candidates[0].assigned_tokens, scene.candidates[0].prefill_tokens_per_s = 0.0, rate
+        for number in range(40):
+            scene.now_s += 1.0  # a first token may be on its way all the time
+            scene.tick()
+            scene.turn(scene.asks("s"), lost=0.5)
+            scene.begin(scene.asks(f"old{number % 8}"))
+        assert scene.it.is_on is (rate == 1e4) and scene.it.lost == 0.5
 
 
 def test_only_new_sessions_with_a_name_are_held() -> None:
@@ -109,6 +121,24 @@ def test_the_tenant_with_the_least_goes_first_whoever_floods() -> None:
     assert scene.tick() == ["bob/bob0"]
 
 
+def test_beside_a_flood_each_other_tenant_begins_within_as_many_begins_as_there_are_tenants() -> None:
+    scene, others = Scene(), [f"tenant{number}" for number in range(9)]
+    scene.crowd()
+    for number in range(100):
+        scene.it.wait(scene.asks(f"s{number}", party="eve"), until_s=1e9)
+    begun, came = ["ann"], dict[str, int]()
+    while scene.it.waiting:
+        for party in set(others[: len(begun) // 2]) - came.keys():  # they come when more and more of eve's have begun
+            scene.it.wait(scene.asks("own", party=party), until_s=1e9)
+            came[party] = len(begun)
+        scene.now_s += GONE_S + 1  # what has begun is silent, and what runs goes on
+        begun += [name.partition("/")[0] for name in scene.tick()]
+        for session in scene.it.sessions.values():
+            session.running = 0
+    assert begun.count("eve") == 100
+    assert all(begun.index(party) - came[party] <= len(others) + 1 for party in others)
+
+
 class Sessions(RuleBasedStateMachine):
     """Whatever comes, a session that has begun goes on, and what is counted is what is there."""
 
@@ -144,7 +174,7 @@ class Sessions(RuleBasedStateMachine):
     def end(self, draw: strategies.DataObject, lost: float) -> None:
         turn = self.running.pop(draw.draw(strategies.integers(0, len(self.running) - 1)))
         turn.ended(self.scene.now_s)
-        self.scene.it.computed(turn, round(lost * turn.tokens), self.scene.now_s)
+        self.scene.it.computed(turn, round(lost * turn.tokens), 0, self.scene.now_s)
 
     @rule(seconds=strategies.sampled_from((0.25, 20.0, 2 * GONE_S)))
     def tick(self, seconds: float) -> None:
