@@ -15,7 +15,7 @@ from router.log_lines import Decided, Weighed
 from router.members.predictions import Predictions
 from router.members.tally import DECISION_S, Tally
 from router.placement.cost import INFINITE
-from router.placement.decision import Decision, Prediction
+from router.placement.decision import Decision
 from router.placement.holders import Gone
 from router.prompts.prompt import is_billed
 from router.responses import Considered, DecisionRecord, PrefillRecord
@@ -75,10 +75,8 @@ class RequestCounts:
         self.classes = ClassTotals()
 
 
-def count_request(
-    tally: Tally, summary: RequestSummary, generation: "PredictedHit", keys: list[int], gone: Gone
-) -> None:
-    """Count a finished request, with the keys of its blocks, in the tally of its model at its replica."""
+def count_request(tally: Tally, summary: RequestSummary, generation: "PredictedHit") -> None:
+    """Count a finished request in the tally of its model at its replica."""
     member, prompt = generation.member, generation.prompt
     assert member is not None, "it is one of its tallies"
     status = summary.exchange.status
@@ -101,30 +99,27 @@ def count_request(
     if predicted is not None and reported_tokens is not None and generation.is_comparable and not summary.resumes:
         tally.reported_blocks += reported_tokens // predicted.block_size
         tally.compared_tokens += prompt.tokens
-        count_prefill(tally, summary.used.computed, generation, predicted, keys, gone)
-    else:
-        tally.unknown_tokens += summary.used.computed
 
 
-def count_prefill(
-    tally: Tally, computed: int, generation: "PredictedHit", predicted: Prediction, keys: list[int], gone: Gone
-) -> None:
+def count_prefill(tally: Tally, summary: RequestSummary, hit: "PredictedHit", keys: list[int], gone: Gone) -> None:
     """Count the tokens that the replica has computed, the last of the prompt, by what was known of their blocks."""
-    tokens, size, claimed = generation.prompt.tokens, predicted.block_size, predicted.tokens
+    computed, predicted, member = summary.used.computed, hit.prediction, hit.member
+    if predicted is None or member is None or not hit.is_comparable or summary.resumes:
+        tally.unknown_tokens += computed
+        return
+    tokens, size, claimed = hit.prompt.tokens, predicted.block_size, predicted.tokens
     begin, usable = tokens - computed, (tokens - 1) // size * size
     if begin >= usable:  # the rest of a prompt is always computed
         tally.new_tokens += computed
         return
-    member, since, decision = generation.member, generation.predicted_at, generation.decision
-    assert member is not None, "its prompt was predicted there"
-    levels = decision.question.matched, *decision.question.below.values()
+    levels = hit.decision.question.matched, *hit.decision.question.below.values()
     held, elsewhere = max(claimed, *(max(level.values(), default=0) for level in levels)), 0.0
-    if begin < claimed and member.feed is not None and since is not None:
+    if begin < claimed and member.feed is not None and hit.predicted_at is not None:
         missing = keys[max(0, begin) // size :][:1]
-        if member.feed.has_changed(since, missing, stored=False):  # evicted before it was the prompt's turn
+        if member.feed.has_changed(hit.predicted_at, missing, stored=False):  # evicted before it was the prompt's turn
             claimed = 0
     if held > max(begin, claimed):
-        others = zip(decision.candidates, decision.costs, strict=True)
+        others = zip(hit.decision.candidates, hit.decision.costs, strict=True)
         unable = {member.slot, *(one.slot for one, cost in others if cost == INFINITE)}
         elsewhere = max((found for level in levels for slot, found in level.items() if slot not in unable), default=0.0)
     first = int(max(begin, held)) // size

@@ -15,6 +15,7 @@ from router.proxy.request_summary import (
     RequestCounts,
     RequestSummary,
     compare,
+    count_prefill,
     count_request,
     past_decision,
 )
@@ -61,19 +62,23 @@ class History:
         tenant = generation.decision.question.tenant
         if tenant is not None and tenant.service is not None and summary.ttft_s is not None:
             self.counts.classes.answered(tenant.service, summary.ttft_s)
-        peek, size = generation.prompt.peek, generation.block_size
-        member = generation.member
+        peek, size, member = generation.prompt.peek, generation.block_size, generation.member
         lookahead = self._index.lookahead(member.slot) if member is not None and size else 0
         keys = generation.prompt.keys(size, lookahead)
         if summary.first_byte_s and self.recent.most_prompts:
             text = beginning_of(peek, TEXT_BYTES) or None if self._texts else None
             self.recent.add(RecentPrompt(peek.model, size, keys, summary.arrived_s, text, lookahead))
+        half = None if (prefill := summary.prefill) is None else prefill.hit
+        is_handed = half is not None and prefill is not None and prefill.outcome == "handed"
         if member is not None:
             tally = member.tallies.get(peek.model) or member.tally(peek.model)
-            count_request(tally, summary, generation, keys, self._index.gone)
+            count_request(tally, summary, generation)
+            if not is_handed:
+                count_prefill(tally, summary, generation, keys, self._index.gone)
             if generation.prediction is not None:
                 compare(self._predictions, summary, generation, keys)
-        half = None if summary.prefill is None else summary.prefill.hit
-        if half is not None and half.prediction is not None and half.member is not None:  # at the replica that computed
-            lookahead = self._index.lookahead(half.member.slot)
-            compare(self._predictions, summary, half, half.prompt.keys(half.block_size, lookahead))
+        if half is not None and half.member is not None:  # at the replica that computed
+            keys = half.prompt.keys(half.block_size, self._index.lookahead(half.member.slot))
+            compare(self._predictions, summary, half, keys)
+            if is_handed:
+                count_prefill(half.member.tally(peek.model), summary, half, keys, self._index.gone)

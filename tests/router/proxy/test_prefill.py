@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -322,6 +323,10 @@ async def test_both_halves_are_told(tmp_path: Path) -> None:
         metrics = (await two.client.get("/metrics")).body.decode()
         assert 'warmroute_router:prefills_total{replica="e0",outcome="handed"} 1.0' in metrics
         assert 'warmroute_router:prefill_seconds_count{replica="e0"} 1.0' in metrics
+        computed = re.findall(
+            '^warmroute_router:prefill_tokens_total.*replica="(..)",.* ([1-9].*)', metrics, re.MULTILINE
+        )
+        assert [(name, float(tokens)) for name, tokens in computed] == [("e0", told["prompt_tokens"] - 16)]
         replicas = (await two.client.get("/replicas", host="127.0.0.1")).json["replicas"]
         assert [one["role"] for one in replicas] == ["prefill", "decode"]
     [line] = [json.loads(text) for text in log.read_text().splitlines()]
