@@ -96,6 +96,7 @@ class Task(Struct, frozen=True, kw_only=True):
     name: str  # <model>-<number>, fit for file names and URLs
     plan: ModelPlan
     generation: int = 0
+    warm_from: tuple[str, ...] = ()  # where replicas of its model read blocks from each other, as it is begun
 
 
 def mistakes(model: ModelPlan) -> Iterator[tuple[str, str]]:

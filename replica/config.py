@@ -26,7 +26,6 @@ class SimulatedConfig(Struct, frozen=True, kw_only=True):
     decode_tokens_per_s: float = 40.0
     batch_slowdown: float = 0.01
     step_overhead_s: float = 0.001
-    host_tokens_per_s: float = 100_000.0  # loaded from host memory, beside the computed ones
     mean_output_tokens: int = 128  # the mean length at which the end-of-sequence token falls by itself; 0: never
 
 
@@ -78,6 +77,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     events_replay_mib: int = 16
     kv_secret: str | None = None  # shared by all replicas that may read each other's blocks; None: none may
     kv_read: str | None = None  # the endpoint at which they read those of this one
+    warm_from: str = ""  # such endpoints of others, with commas, to take their hottest prefixes from at the start
     log_level: str = "info"
 
     @property

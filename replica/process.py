@@ -22,20 +22,20 @@ from api.process.lifeline import die_with_parent, orphaned
 from events.publisher import Publisher, PublisherConfig
 from events.sockets.curve import load_curve
 from replica import messages
-from replica.cache.lower import HOST
 from replica.config import EngineConfig
 from replica.disk.file import DiskFile, open_disk_file
 from replica.engine.engine import Engine
 from replica.grammar.compilations import Compilations
 from replica.model.sizing import GIGABYTE
 from replica.neighbours.connection import NeighbourConfig
+from replica.neighbours.holds import Holds
 from replica.neighbours.reader import Reader
-from replica.neighbours.service import Neighbours
+from replica.neighbours.source import Source
+from replica.neighbours.warm import warm
 from replica.runners.clock import Clock, WallClock
 from replica.runners.runner import Runner
 from replica.settings.sizes import free_bytes
-from replica.tiers.mover import HostMemory, Mover, ThreadedMover
-from replica.tiers.simulated import SimulatedMover
+from replica.tiers.mover import HostMemory, Mover
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
             if not config.num_blocks:
                 config = within_cache(msgspec.structs.replace(config, num_blocks=runner.num_blocks))
             reader = make_reader(config, runner)
-            mover = make_mover(config, runner, clock, reader)
+            mover = make_mover(config, runner, reader)
             if reader is not None:
                 stack.callback(reader.close)
             if mover is not None:
@@ -73,14 +73,18 @@ def main(arguments: Sequence[str]) -> int:
             engine = Engine(config, runner, clock, mover)
             neighbours = None
             if reader is not None:
-                assert isinstance(mover, ThreadedMover) and config.kv_read is not None, "there is KV memory"
-                neighbours = Neighbours(reader, config.kv_read, engine.pool, mover)
-                stack.callback(neighbours.stop)
+                if config.warm_from:  # nobody can read here meanwhile, so replicas that start together do not wait
+                    warm(engine.pool, reader, config.warm_from.split(","), engine.digests or {})
+                assert mover is not None and config.kv_read is not None, "there is KV memory"
+                neighbours = Source(reader.config, config.kv_read, Holds(engine.pool), mover)
+                for end in neighbours.holds.close, neighbours.close, reader.stop:  # in the other order
+                    stack.callback(end)
+                log.info("neighbours may read blocks at %s", neighbours.endpoint)
             publisher = None if config.events is None else stack.enter_context(Publisher(publisher_config(config)))
         except (ValueError, OverflowError, MemoryError, OSError, zmq.ZMQError) as error:  # a wrong setting
             print(f"Error: the engine cannot start: {error or 'out of memory'}", file=sys.stderr)
             return 1
-        loop = Loop(engine, publisher, socket, parent_pid, neighbours)
+        loop = Loop(engine, publisher, socket, parent_pid, neighbours, reader)
         gc.collect()
         gc.freeze()  # all objects of the start stay, and need not be looked through in the middle of a step
         signal.signal(signal.SIGUSR1, loop.ask_for_check)
@@ -112,16 +116,14 @@ def make_runner(config: EngineConfig, clock: Clock) -> Runner:
     return build(config)
 
 
-def make_mover(config: EngineConfig, runner: Runner, clock: Clock, reader: Reader | None) -> Mover | None:
+def make_mover(config: EngineConfig, runner: Runner, reader: Reader | None) -> Mover | None:
     """Make what brings blocks from lower media and neighbours, and saves them there; None: there are none."""
-    if not (config.host_blocks or reader) or not config.enable_prefix_caching:
+    if runner.memory is None or not (config.host_blocks or reader) or not config.enable_prefix_caching:
         return None
-    if runner.memory is None:
-        return SimulatedMover(clock, {HOST: config.simulated.host_tokens_per_s}, config.block_size)
     warn_of_too_much(config.host_blocks * runner.memory.block_bytes)
     host = HostMemory(config.host_blocks, runner.memory.block_bytes)
     disk = open_disk(config, runner, runner.memory.block_bytes) if config.disk_blocks else None
-    return ThreadedMover(runner.memory, host, config.num_blocks, disk, None if reader is None else reader.pull)
+    return Mover(runner.memory, host, config.num_blocks, disk, None if reader is None else reader.pull)
 
 
 def warn_of_too_much(host_bytes: int) -> None:
@@ -207,13 +209,14 @@ class Loop:
         publisher: Publisher | None,
         socket: "zmq.Socket[bytes]",
         parent_pid: int,
-        neighbours: Neighbours | None = None,
+        neighbours: Source | None = None,
+        reader: Reader | None = None,
     ) -> None:
         self.engine = engine
         self.publisher = publisher
         self.socket = socket
         self.parent_pid = parent_pid
-        self.neighbours = neighbours
+        self.neighbours, self.reader = neighbours, reader
         self._poller = zmq.Poller()
         self._poller.register(socket, zmq.POLLIN)
         if neighbours is not None:
@@ -257,7 +260,7 @@ class Loop:
                 topic=publisher.config.topic if publisher else "",
                 attention=self.engine.runner.attention_name,
                 kv_read=neighbours.endpoint if neighbours else "",
-                kv_layout=neighbours.kv_layout if neighbours else "",
+                kv_layout=self.reader.config.kv_layout if self.reader else "",
             )
         )
 
@@ -288,8 +291,9 @@ class Loop:
             self.engine.expire_retention()
             stats = self.engine.stats()
             stats.cpu_wait_s = cpu_wait_s()
-            if self.neighbours is not None:
-                stats.neighbours = self.neighbours.snapshot()
+            if self.neighbours is not None and self.reader is not None:
+                counts = {"read": self.neighbours.counts, "pulled": self.reader.counts}
+                stats.neighbours = {side: own.snapshot() for side, own in counts.items()}
             if self.publisher is not None:
                 self.publisher.report(stats.load)
             self._send(stats)

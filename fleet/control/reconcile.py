@@ -225,7 +225,11 @@ class Reconciler:
                 # Nothing is lost with a replica that does not serve.
                 worst.leaving = not worst.serves or all(each.serves == 2 for each in mine if each is not worst)
             self._forget_those_that_were_gone(model)
-        begin = [Begin(replica.task) for name, replica in self.replicas.items() if name not in self._begun]
+        begin = [
+            Begin(msgspec.structs.replace(replica.task, warm_from=self._readable(replica.task.plan.name)))
+            for name, replica in self.replicas.items()
+            if name not in self._begun
+        ]
         stop = [
             Stop(name, replica.task.plan.drain_timeout_s)
             for name, replica in self.replicas.items()
@@ -278,6 +282,10 @@ class Reconciler:
 
     def _is_old(self, replica: Replica) -> bool:
         return replica.task.generation < self.generation(replica.task.plan.name)
+
+    def _readable(self, model: str) -> tuple[str, ...]:
+        reports = (each.report for each in self._of(model) if each.ready)
+        return tuple(report.kv_read for report in reports if report and report.kv_read)
 
     def _of(self, model: str) -> Iterator[Replica]:
         return (replica for replica in self.replicas.values() if replica.task.plan.name == model)

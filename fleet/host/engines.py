@@ -40,6 +40,8 @@ def launch(task: Task, host: str, incarnation: str) -> Launch:
     what = ["--model", plan.model, "--served-model-name", plan.served_name, "--engine", plan.engine]
     where = ["--host", host, "--port", "0", "--events-host", host, "--events-port", "0", "--replica-name", task.name]
     where += ["--kv-host", host, "--kv-port", "0"]
+    if task.warm_from:
+        where.append(f"--set=warm_from={','.join(task.warm_from)}")
     life = ["--set=die_with_parent=true", "--drain-timeout", f"{plan.drain_timeout_s:g}"]
     files = _given({"--tokenizer": plan.tokenizer, "--chat-template": plan.chat_template, "--role": plan.role})
     command = module("fleet", "replica", *device, *plan.options, *what, *where, *life, *files)

@@ -51,6 +51,7 @@ class Report(Said, frozen=True, kw_only=True):
     life: Life = "starting"
     why: str = ""  # the end of the process before this one; empty while all is well
     place: ReplicaAddress | None = None  # while it is ready or draining
+    kv_read: str = ""  # the endpoint at which neighbours read its blocks
 
 
 def beat(report: Report) -> tuple[object, ...]:

@@ -44,6 +44,7 @@ class _LoadResponse(Struct):
     rates: _Rates = _Rates()
     open_requests: int = 0
     block_size: int = 0
+    kv_read: str = ""
 
 
 _decode = msgspec.json.Decoder(_LoadResponse).decode
@@ -73,6 +74,7 @@ class Probe:
                     "open_requests": answer.open_requests,
                     "total_blocks": answer.pool.total,
                     "block_size": answer.block_size,
+                    "kv_read": answer.kv_read,
                     "measured_at": time.time(),
                 }
             await self._get(profile.health_path)

@@ -292,6 +292,9 @@ class BlockPool:
         if self.lower is not None:
             self.lower.drop(self._contents.of_other_adapter(lora_name, lora_digest).tolist())
 
+    def hottest(self, most_blocks: int, model: str) -> list[Chain]:
+        return self._contents.hottest(most_blocks, model)
+
     def reset(self) -> bool:
         """Forget everything; refused (False) while any block is in use."""
         if self.free < self.num_blocks:

@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -108,9 +109,17 @@ class Chain:
         return extras
 
 
-def adapter_in(exact: bytes) -> tuple[str | None, str]:
-    """The name and the digest of the adapter of a first block, by its entry in `Chain.exact`."""
-    own = _decode(exact)
-    if not own or not isinstance(own[0], str):
-        return None, ""
-    return own[0], own[3] if len(own) > 3 else ""
+class FirstKeys(NamedTuple):
+    """The adapter, salt and extra keys of a first block."""
+
+    lora_name: str | None = None
+    cache_salt: str | None = None
+    extras: Sequence[ExtraKey] = ()
+    lora_digest: str = ""
+
+
+def keys_in(exact: bytes | None, index: int) -> FirstKeys:
+    """Read the entry of a chain's block `index` in `Chain.exact`."""
+    own = () if exact is None else _decode(exact)
+    # Extra keys are pairs and bytes, so a name or None begins with an adapter and a salt.
+    return FirstKeys(*own) if not index and own and isinstance(own[0], str | None) else FirstKeys(extras=own)

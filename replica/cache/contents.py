@@ -16,11 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from events.blocks import TOKEN_BYTES
-from replica.cache.chain import Chain, adapter_in
+from replica.cache.chain import Chain, keys_in
 from replica.cache.names import NOBODY, Slots
 
 SEVERAL = -1  # instead of the next identity, if more than one has followed
 NOT_NAMED = -1  # instead of the parent's identity, also of a block that is no tail either
+MOST_TOKENS = 131_072  # of the prefixes that a neighbour is told of: twice as many fit into an answer
 FEW = 64  # blocks whose tokens are compared all at once
 
 
@@ -127,8 +128,8 @@ class Contents:
 
     def of_other_adapter(self, lora_name: str, lora_digest: str) -> Slots:
         """Find what an adapter of this name, but with another digest, has left in any medium."""
-        adapters = {slot: adapter_in(exact) for slot, exact in self.exact.items() if self.parent[slot] == 0}
-        found = [slot for slot, (name, digest) in adapters.items() if name == lora_name and digest != lora_digest]
+        firsts = {slot: keys_in(exact, 0) for slot, exact in self.exact.items() if self.parent[slot] == 0}
+        found = [slot for slot, own in firsts.items() if own.lora_name == lora_name and own.lora_digest != lora_digest]
         identities = {self.identity[slot] for slot in found if self.filled[slot] == self.block_size}
         later = np.flatnonzero(self.many_parents > 0) if identities else np.zeros(0, np.intp)
         # A parent's identity is lower than its children's: it has been looked at when they are.
@@ -138,6 +139,42 @@ class Contents:
                 if self.filled[slot] == self.block_size:
                     identities.add(self.identity[slot])
         return np.array(found, np.intp)
+
+    # ---- beginnings of prompts
+
+    def hottest(self, most_blocks: int, model: str) -> list[Chain]:
+        """Return chains of `most_blocks` different blocks at most, those with which most prompts begin first.
+
+        The more blocks and tails follow a block, the more prompts do. Of those that nothing follows, which are the ends
+        of sessions, the newest comes first.
+        """
+        filled, parents = self.many_filled[: self.num_blocks], self.many_parents[: self.num_blocks]
+        slots = np.flatnonzero(filled == self.block_size)
+        identities, places = np.unique(self.many_identities[slots], return_index=True)
+        slots = slots[places]  # without copies
+        before = np.concatenate((parents[slots], parents[(filled > 0) & (filled < self.block_size)]))
+        known = np.searchsorted(identities, before[np.isin(before, identities)])
+        followers = np.bincount(known, minlength=len(identities))
+        ends = np.lexsort((-identities, -followers))
+        slot_of = dict(zip(identities.tolist(), slots.tolist(), strict=True))
+        chains, told, left = list[Chain](), set[int](), MOST_TOKENS // self.block_size
+        for end in identities[ends[followers[ends] != 1]].tolist():
+            path, identity = list[int](), end
+            while identity in slot_of and slot_of[end] not in told:
+                path.append(slot_of[identity])
+                identity = self.parent[path[-1]]
+            left -= len(path)
+            if left < 0:
+                break
+            if not identity and len(told.union(path)) <= most_blocks:
+                told.update(path)
+                path.reverse()
+                own = [keys_in(self.exact.get(slot), index) for index, slot in enumerate(path)]
+                extras = {index: keys.extras for index, keys in enumerate(own) if keys.extras}
+                tokens = array("I", self.rows[path].tobytes())
+                named = {name: getattr(own[0], name) for name in ("lora_name", "lora_digest", "cache_salt")}
+                chains.append(Chain(tokens, self.block_size, model, **named, extras=extras))
+        return chains
 
     # ---- beginnings of blocks
 

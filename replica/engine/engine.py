@@ -55,9 +55,9 @@ class Engine:
         self.runner = runner
         self.clock = clock
         self.mover = mover  # None: there is no medium below the pool
-        self._digests: dict[str, str] | None = None  # of adapters' files; None: names of adapters only name blocks
+        self.digests: dict[str, str] | None = None  # of adapters' files; None: names of adapters only name blocks
         if runner.adapters is not None:
-            self._digests = {name: adapter.digest for name, adapter in runner.adapters.loaded.items()}
+            self.digests = {name: adapter.digest for name, adapter in runner.adapters.loaded.items()}
         events = config.events is not None
         self.pool = BlockPool(
             config.num_blocks,
@@ -73,7 +73,7 @@ class Engine:
         self.pool.expire(clock.now_s())
         if mover is not None and self.pool.lower is not None:
             self.pool.lower.restore(mover.recover())
-        for name, digest in (self._digests or {}).items():
+        for name, digest in (self.digests or {}).items():
             self.pool.forget_other_adapter(name, digest)
         self.speed = Speed()
         self.scheduler = Scheduler(self.pool, config, Judgement(self._pays_off, self.speed.prefill_s))
@@ -120,10 +120,10 @@ class Engine:
             message = f"token id {highest} is not in the model's vocabulary of {self.runner.vocab_size} tokens"
             return Refused(submit.id, "invalid", message)
         lora_digest = ""
-        if submit.lora_name is not None and self._digests is not None:
-            if submit.lora_name not in self._digests:
+        if submit.lora_name is not None and self.digests is not None:
+            if submit.lora_name not in self.digests:
                 return Refused(submit.id, "invalid", f"the adapter {submit.lora_name!r} is not loaded")
-            lora_digest = self._digests[submit.lora_name]
+            lora_digest = self.digests[submit.lora_name]
         self._arrivals += 1
         chain = Chain(
             array("I", tokens),

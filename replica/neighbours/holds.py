@@ -11,13 +11,15 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from replica.cache.block_pool import BlockPool
 from replica.cache.chain import Chain
 
 SHARE = 1 / 8  # all readers' share of the pool
 NO_ROOM = "busy"
+
+Found = TypeVar("Found")
 
 
 class Held(NamedTuple):
@@ -48,20 +50,27 @@ class Holds:
 
     def hold(self, chain: Chain, start: int, stop: int, wait_s: float) -> Held:
         """Hold the chain's blocks from `start` to `stop`, as many as there are. Pass the result to `give_back`."""
-        answer: Future[Held] = Future()
+        return self._ask(lambda: self._hold(chain, start, stop), wait_s, Held((), NO_ROOM))
 
-        def look() -> None:
+    def hottest(self, most_blocks: int, model: str, wait_s: float) -> list[Chain]:
+        """Find the prefixes with which most prompts begin, without a hold on them."""
+        return self._ask(lambda: self._pool.hottest(most_blocks, model), wait_s, [])
+
+    def _ask(self, look: Callable[[], Found], wait_s: float, otherwise: Found) -> Found:
+        answer: Future[Found] = Future()
+
+        def run() -> None:
             if answer.set_running_or_notify_cancel():
-                answer.set_result(self._hold(chain, start, stop))
+                answer.set_result(look())
 
-        self._add(look, otherwise=answer.cancel)
+        self._add(run, otherwise=answer.cancel)
         try:
             return answer.result(wait_s)
         except CancelledError:
-            return Held((), NO_ROOM)
+            return otherwise
         except TimeoutError:  # the engine is in a long step
             # Blocks that it has begun to look for come at once, and have to be given back.
-            return Held((), NO_ROOM) if answer.cancel() else answer.result()
+            return otherwise if answer.cancel() else answer.result()
 
     def give_back(self, held: Held) -> None:
         if held.blocks:

@@ -10,6 +10,8 @@ The reader connects to the source. All that follows the handshake (`replica.neig
                               <-    Read
     Offer                     ->
     Block, payload            ->                            as often as the offer says, in order
+
+To a Read without tokens the answer is Prefixes.
 """
 
 import struct
@@ -39,7 +41,7 @@ class Welcome(Struct, frozen=True, tag="welcome"):
 
 
 class Read(Struct, frozen=True, tag="read"):
-    """Asks for the blocks of a prompt from `start` to `stop`."""
+    """Asks for a prompt's blocks from `start` to `stop`; without tokens, for the hottest prefixes, of `stop` blocks."""
 
     model: Name
     prompt: bytes  # the token ids of the blocks up to `stop`, packed as little-endian uint32
@@ -70,7 +72,11 @@ class Block(Struct, frozen=True, tag="block"):
     size: int  # the payload's size
 
 
-FromSource: TypeAlias = Welcome | Offer | Block
+class Prefixes(Struct, frozen=True, tag="prefixes"):
+    reads: list[Read]  # each from its first block on
+
+
+FromSource: TypeAlias = Welcome | Offer | Block | Prefixes
 
 encode: Callable[[Read | FromSource], bytes] = msgspec.msgpack.Encoder().encode
 decode_read: Callable[[bytes | memoryview], Read] = msgspec.msgpack.Decoder(Read).decode

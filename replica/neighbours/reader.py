@@ -4,12 +4,14 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import msgspec
 from xxhash import xxh3_128_digest
 
+from replica.cache.chain import Chain
 from replica.cache.moves import GiveWay, Pull
 from replica.neighbours.connection import Connection, Counts, NeighbourConfig, Patience, host_and_port
 from replica.neighbours.messages import (
@@ -18,6 +20,7 @@ from replica.neighbours.messages import (
     Block,
     Lost,
     Offer,
+    Prefixes,
     Read,
     Welcome,
     decode_from_source,
@@ -27,7 +30,8 @@ from replica.runners.runner import BlockMemory
 
 log = logging.getLogger(__name__)
 
-Answer = TypeVar("Answer", Welcome, Offer, Block)
+Answer = TypeVar("Answer", Welcome, Offer, Block, Prefixes)
+Came = TypeVar("Came")
 
 CONNECT_S = 0.5
 HANDSHAKE_S = 1.0
@@ -97,16 +101,31 @@ class Reader:
         processor time that it took this thread, and how long it may pause: all pauses together take at most half of
         the time that is left, and none of its last HURRY_S.
         """
+        return sum(1 for _ in self._exchange(pull, partial(self._blocks, pull, give_way)))
+
+    def hottest(self, endpoint: str, most_blocks: int, patience_s: float) -> list[Read]:
+        """Return what to pull from a neighbour before anybody asks for its like here; nothing if it cannot say."""
+        pull = Pull(endpoint, Chain((), self.config.block_size, ""), 0, range(most_blocks), patience_s)
+
+        def prefixes(connection: Connection, patience: Patience) -> Iterator[Read]:
+            connection.send_frame(read_of(pull, self.config, patience_s), patience)
+            yield from _receive(connection, Prefixes, patience.without_stall()).reads
+
+        return list(self._exchange(pull, prefixes))
+
+    def _exchange(self, pull: Pull, talk: Callable[[Connection, Patience], Iterator[Came]]) -> Iterator[Came]:
+        """Yield what comes over a connection, until the end or a failure."""
         began_s, endpoint = time.monotonic(), pull.endpoint
         if began_s < self._dead_until_s.get(endpoint, 0.0):
             self.counts.fail("dead")
-            return 0
+            return
         patience = Patience(began_s + min(pull.patience_s, LEASE_S), self._stopped, self.config.stall_s)
         came, connection = 0, None
         try:
             connection = self._take(endpoint) or self._connect(endpoint, patience)
-            for _ in self._blocks(connection, pull, patience, give_way):
+            for one in talk(connection, patience):
                 came += 1
+                yield one
             self._kept[endpoint] = Kept(connection, time.monotonic())
             if len(self._kept) > MAX_KEPT:
                 self._kept.pop(next(iter(self._kept))).connection.close()
@@ -125,7 +144,6 @@ class Reader:
                     log.warning("blocks cannot be read from %s (%s): %s", endpoint, lost.reason, lost)
         finally:
             self.counts.took(time.monotonic() - began_s)
-        return came
 
     def stop(self) -> None:
         """End the pull that is under way, and all later ones."""
@@ -138,7 +156,7 @@ class Reader:
 
     # ---- one pull
 
-    def _blocks(self, connection: Connection, pull: Pull, patience: Patience, give_way: GiveWay) -> Iterator[None]:
+    def _blocks(self, pull: Pull, give_way: GiveWay, connection: Connection, patience: Patience) -> Iterator[None]:
         """Yield after each block that came and is right."""
         left_s = max(0.0, min(patience.until_s - time.monotonic(), 3600.0))
         connection.send_frame(read_of(pull, self.config, left_s), patience)

@@ -20,9 +20,11 @@ from xxhash import xxh3_128_digest
 
 from events.blocks import TOKEN_BYTES
 from replica.cache.chain import Chain
+from replica.cache.moves import Pull
 from replica.neighbours.connection import Connection, Counts, NeighbourConfig, Patience, host_and_port
 from replica.neighbours.holds import Holds
-from replica.neighbours.messages import MAX_READ_BYTES, Block, Lost, Offer, Read, Welcome, decode_read
+from replica.neighbours.messages import MAX_READ_BYTES, Block, Lost, Offer, Prefixes, Read, Welcome, decode_read
+from replica.neighbours.reader import read_of
 from replica.neighbours.sealed import REPLY_BYTES, Challenge, NotProven
 
 log = logging.getLogger(__name__)
@@ -45,12 +47,12 @@ class StoredBlocks(Protocol):
 class Source:
     """Serves until it is closed. Raises OSError if it cannot listen at the endpoint."""
 
-    def __init__(self, config: NeighbourConfig, endpoint: str, blocks: Holds, memory: StoredBlocks) -> None:
+    def __init__(self, config: NeighbourConfig, endpoint: str, holds: Holds, memory: StoredBlocks) -> None:
         self.counts = Counts()
         self._config = config
-        self._blocks = blocks
+        self.holds = holds
         self._memory = memory
-        self._connections: set[Connection] = set()
+        self.readers: set[Connection] = set()
         self._lock = threading.Lock()
         self._is_closed = False
         host, port = host_and_port(endpoint)
@@ -64,15 +66,11 @@ class Source:
         self._most_read_bytes = min(MAX_READ_BYTES, 2 * TOKEN_BYTES * config.most_tokens + 64 * 1024)
         threading.Thread(target=self._accept, name="kv-source", daemon=True).start()
 
-    @property
-    def readers(self) -> int:
-        return len(self._connections)
-
     def close(self) -> None:
         """End all streams; their threads give their blocks back."""
         with self._lock:
             self._is_closed = True
-            for connection in self._connections:
+            for connection in self.readers:
                 connection.shut()
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # ends the wait in `accept`
@@ -91,9 +89,9 @@ class Source:
                 continue
             connection = Connection(connected)
             with self._lock:
-                has_room = not self._is_closed and len(self._connections) < self._config.most_readers
+                has_room = not self._is_closed and len(self.readers) < self._config.most_readers
                 if has_room:
-                    self._connections.add(connection)
+                    self.readers.add(connection)
             if not has_room:
                 self.counts.fail("full")
                 connection.close()
@@ -128,7 +126,7 @@ class Source:
                 log.debug("a reader is gone: %s", lost)
         finally:
             with self._lock:
-                self._connections.discard(connection)
+                self.readers.discard(connection)
             connection.close()
 
     # ---- a stream
@@ -136,7 +134,12 @@ class Source:
     def _answer(self, connection: Connection, request: Read) -> None:
         until_s = time.monotonic() + min(self._config.lease_s, request.patience_s)
         patience = Patience(until_s, stall_s=self._config.stall_s)
-        reason = self._refusal(request)
+        reason = refusal(request, self._config)
+        if reason == "invalid" and not request.prompt:
+            chains = self.holds.hottest(request.stop, request.model, HOLD_S)
+            wholes = (Pull("", chain, 0, range(len(chain.keys)), 0.0) for chain in chains)
+            connection.send_frame(Prefixes([read_of(whole, self._config, 0.0) for whole in wholes]), patience)
+            return
         if reason:
             self.counts.fail(reason)
             connection.send_frame(Offer(0, reason), patience)
@@ -149,7 +152,7 @@ class Source:
             return
         try:
             chain = chain_of(request, self._config.block_size)
-            held = self._blocks.hold(chain, request.start, request.stop, HOLD_S)
+            held = self.holds.hold(chain, request.start, request.stop, HOLD_S)
             began_s = time.monotonic()
             try:
                 connection.send_frame(Offer(len(held.blocks), held.reason), patience)
@@ -165,21 +168,21 @@ class Source:
                     connection.send_frame(header, patience, buffer)
                     self.counts.add(len(buffer))
             finally:
-                self._blocks.give_back(held)
+                self.holds.give_back(held)
                 self.counts.took(time.monotonic() - began_s)
         finally:
             self._buffers.put(buffer)
 
-    def _refusal(self, request: Read) -> str:
-        """Return why this is never answered with blocks; empty if it may be."""
-        config = self._config
-        if request.kv_layout != config.kv_layout:
-            return "layout"
-        if request.model != config.model:
-            return "model"
-        stop_bytes = request.stop * config.block_size * TOKEN_BYTES
-        is_prompt = len(request.prompt) == stop_bytes <= config.most_tokens * TOKEN_BYTES
-        return "" if is_prompt and request.start < request.stop else "invalid"
+
+def refusal(request: Read, config: NeighbourConfig) -> str:
+    """Return why this is never answered with blocks; empty if it may be."""
+    if request.kv_layout != config.kv_layout:
+        return "layout"
+    if request.model != config.model:
+        return "model"
+    stop_bytes = request.stop * config.block_size * TOKEN_BYTES
+    is_prompt = len(request.prompt) == stop_bytes <= config.most_tokens * TOKEN_BYTES
+    return "" if is_prompt and request.start < request.stop else "invalid"
 
 
 def chain_of(request: Read, block_size: int) -> Chain:

@@ -1,4 +1,4 @@
-"""The engine's clock: wall time, or virtual time that passes only during sleeps."""
+"""The engine's clock."""
 
 import time
 from typing import Protocol
@@ -13,14 +13,3 @@ class Clock(Protocol):
 class WallClock:
     now_s = staticmethod(time.monotonic)
     sleep = staticmethod(time.sleep)
-
-
-class VirtualClock:
-    def __init__(self) -> None:
-        self._now_s = 0.0
-
-    def now_s(self) -> float:
-        return self._now_s
-
-    def sleep(self, duration_s: float) -> None:
-        self._now_s += duration_s

@@ -30,6 +30,7 @@ MAX_ANSWERS_BYTES = 1024 * 1024
 ONLY_FOR = {
     "kv_bytes_per_token": "simulated",
     "simulated_answers": "simulated",
+    "host_kv_gb": "native",
     "disk_kv": "native",
     "lora_modules": "native",
 }
@@ -245,12 +246,13 @@ def _kv_read(values: Mapping[str, Any]) -> str | None:
 
 
 def _tiers(values: Mapping[str, Any], model: NativeModel | None) -> dict[str, Any]:
-    block_bytes = values["block_size"] * (values["kv_bytes_per_token"] if model is None else model.kv_bytes_per_token)
-    host_gb = values["host_kv_gb"]
+    if model is None:
+        return {}
+    block_bytes, host_gb = values["block_size"] * model.kv_bytes_per_token, values["host_kv_gb"]
     if not values["enable_prefix_caching"]:
         host_gb = 0.0
     elif host_gb is None:
-        host_gb = 0.0 if model is None else free_bytes() * HOST_SHARE / GIGABYTE
+        host_gb = free_bytes() * HOST_SHARE / GIGABYTE
     sizes = {"host_blocks": min(LARGEST, int(host_gb * GIGABYTE / block_bytes))}
     if values["disk_kv"] is None:
         return sizes

@@ -306,6 +306,14 @@ SETTINGS: dict[str, list[Setting]] = {
         derived("kv_host", TEXT, "HOST", "The address at which neighbours read blocks; *: all.", "127.0.0.1"),
         derived("kv_port", click.IntRange(0, 65535), "PORT", "The port for that; 0: any free one.", 5556),
         engine(
+            "warm_from",
+            TEXT,
+            "ENDPOINTS",
+            "Take the hottest prefixes of these neighbours before the first request, for 10 seconds at most: "
+            "tcp://HOST:PORT, with commas.",
+            flag=False,
+        ),
+        engine(
             "role",
             click.Choice(["prefill", "decode", "both"]),
             "prefill|decode|both",
@@ -315,13 +323,6 @@ SETTINGS: dict[str, list[Setting]] = {
     "Simulated engine": [
         simulated("prefill_tokens_per_s", ABOVE_0, "N", "Prompt tokens computed per second.", flag=False),
         simulated("decode_tokens_per_s", ABOVE_0, "N", "Tokens per second for a single request.", flag=False),
-        simulated(
-            "host_tokens_per_s",
-            ABOVE_0,
-            "N",
-            "Tokens per second that come back from --host-kv-gb beside computing.",
-            flag=False,
-        ),
         simulated(
             "batch_slowdown",
             AT_LEAST_0,

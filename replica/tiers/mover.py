@@ -13,7 +13,7 @@ from contextlib import suppress
 from math import inf
 from threading import Lock
 from time import monotonic, sleep, thread_time
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -65,44 +65,10 @@ BESIDE_SHARE = 0.05  # a processor's time for loads, and as much for pulls, whil
 
 log = logging.getLogger(__name__)
 
-Item = TypeVar("Item")
 # Reads blocks from a neighbour, for one thread, and returns how many leading ones have come and were verified; nothing
 # that a neighbour does raises.
 Puller: TypeAlias = Callable[[Pull, GiveWay], int]
 Landed: TypeAlias = tuple[list[Transfer], list[Written]]
-
-
-class Mover:
-    """One that has nothing to move."""
-
-    speeds: LoadSpeeds
-    disk_counters = DiskCounters()
-    computing = False  # set by the engine: others would notice a move
-
-    def recover(self) -> Recovery:
-        """Read what the disk has; called once, before anything moves."""
-        return NOTHING
-
-    def save(self, saves: Sequence[Save]) -> None:
-        """Copy these blocks before the call returns."""
-
-    def write(self, writes: Sequence[Write]) -> None:
-        """Begin to copy slots of the host's memory to the disk."""
-
-    def erase(self, slots: Sequence[int]) -> None:
-        """Begin to make these slots of the disk unreadable."""
-
-    def clear(self) -> None:
-        """Make all slots of the disk unreadable before the call returns. Writes that have not begun do not happen."""
-
-    def begin(self, transfer: Transfer) -> None:
-        """Begin to save, then to load. What could not be saved is lost, also to transfers and writes after this."""
-
-    def landed(self) -> Landed:
-        """Return what has ended since the last call."""
-        return [], []
-
-    def close(self) -> None: ...
 
 
 class HostMemory:
@@ -125,7 +91,7 @@ class HostMemory:
         return memoryview(self._blocks[slot])
 
 
-class ThreadedMover(Mover):
+class Mover:
     """Slots are counted as in `replica.cache.contents`: the host's from `first_slot`, then the disk's."""
 
     def __init__(
@@ -137,6 +103,7 @@ class ThreadedMover(Mover):
         pull: Puller | None = None,
     ) -> None:
         self.speeds = LoadSpeeds()
+        self.computing = False  # set by the engine: others would notice a move
         self._memory = memory
         self._host = host
         self._first_slot = first_slot
@@ -172,15 +139,18 @@ class ThreadedMover(Mover):
                 np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(self._host[slot - self._first_slot], np.uint8))
 
     def recover(self) -> Recovery:
+        """Read what the disk has; called once, before anything moves."""
         return NOTHING if self._disk is None else self._disk.recover()
 
     def save(self, saves: Sequence[Save]) -> None:
+        """Copy these blocks before the call returns."""
         slots = [save.slot for save in saves]
         self._unsaved.update(slots)
         self._memory.read([save.block for save in saves], [self._host[slot - self._first_slot] for slot in slots])
         self._unsaved.difference_update(slots)
 
     def begin(self, transfer: Transfer) -> None:
+        """Begin to save, then to load. What could not be saved is lost, also to transfers and writes after this."""
         self._transfers.submit(self._carry_out, transfer)
 
     def write(self, writes: Sequence[Write]) -> None:
@@ -193,12 +163,15 @@ class ThreadedMover(Mover):
             self._writer.submit(self._disk.erase, slot - self._first_on_disk)
 
     def clear(self) -> None:
+        """Make all slots of the disk unreadable before the call returns. Writes that have not begun do not happen."""
         if self._disk is not None:
             self._clears += 1
             self._writer.submit(self._disk.clear).result()
 
     def landed(self) -> Landed:
-        return _drained(self._landed), _drained(self._written)
+        """Return what has ended since the last call."""
+        transfers = [self._landed.popleft() for _ in range(len(self._landed))]
+        return transfers, [self._written.popleft() for _ in range(len(self._written))]
 
     def close(self) -> None:
         """Write for CLOSING_S what waits for the disk, and leave the rest undone."""
@@ -323,10 +296,3 @@ class ThreadedMover(Mover):
             log.exception("a block could not be written")
         finally:
             self._written.append(Written(write, done))
-
-
-def _drained(queue: "deque[Item]") -> "list[Item]":
-    items = []
-    while queue:
-        items.append(queue.popleft())
-    return items

@@ -11,7 +11,6 @@ PARTS = (
     "events",
     "index",
     "decisions",
-    "tokens",
     "front",
     "fleet",
 )
@@ -19,7 +18,6 @@ PARTS = (
 BY_NAME = (
     "demo",
     "peers",
-    "policies",
     "screenshots",
     "film",
     "terminal",

@@ -23,10 +23,10 @@ from api.tokens.tokenizer import load_tokenizer
 from replica.cache.chain import Chain
 from replica.config import SimulatedConfig
 from replica.messages import Sampling
-from replica.runners.clock import VirtualClock
 from replica.runners.request import Request
 from replica.runners.simulated import BYTES, SimulatedRunner
 from tests.replica.serving import EOS, MODEL
+from tests.replica.tiers.simulated import VirtualClock
 
 PATIENCE_S = 60.0  # for one request; a stream that hangs is a failure
 LONGEST_ANSWER = 96

@@ -6,6 +6,7 @@ import pytest
 
 from events.native import Load
 from fleet.control.reconcile import Begin, Reconciler, Stop, UnknownName, name_stem
+from fleet.host.engines import launch
 from fleet.host.report import ReplicaAddress, Report
 from fleet.plan import Task
 from tests.fleet.reconciled import Fleet, M, but, report, told
@@ -68,6 +69,17 @@ def test_a_replica_that_is_gone_by_itself_is_begun_again(name: str) -> None:
     assert fleet.decide() == [Begin(Task(name=name, plan=M))]
     assert [member["name"] for member in fleet.it.members()] == [each for each in ("m-0", "m-1", "m-2") if each != name]
     assert fleet.decide() == []
+
+
+def test_a_replica_is_begun_with_where_those_that_are_ready_can_be_read() -> None:
+    fleet = Fleet(M, but(M, name="other", replicas=1))
+    for name in ("m-0", "m-2", "other-0"):
+        fleet.it.reported(name, report(name, kv_read=f"tcp://{name}"))
+    fleet.failing("m-2")
+    fleet.gone("m-1")
+    assert fleet.decide() == [Begin(Task(name="m-1", plan=M, warm_from=("tcp://m-0",)))]
+    [word] = (word for word in launch(fleet.there["m-1"], "127.0.0.1", "").command if "warm_from" in word)
+    assert word == "--set=warm_from=tcp://m-0"
 
 
 def test_models_with_colliding_names_have_their_own_replicas() -> None:

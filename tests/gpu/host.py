@@ -15,7 +15,7 @@ from replica.engine.engine import Engine
 from replica.messages import Output
 from replica.model.sizing import GIGABYTE
 from replica.runners.clock import WallClock
-from replica.tiers.mover import HostMemory, ThreadedMover
+from replica.tiers.mover import HostMemory, Mover
 from tests.gpu.engines import BLOCK, Made, config_of, finish, greedy, made, runner_of, submit, tokens
 from tests.gpu.place import Place
 from tests.gpu.report import Table
@@ -54,7 +54,7 @@ class Asker:
         device = DeviceMemory(memory, of.accelerator)
         self.host = HostMemory(8 * longest // BLOCK, device.block_bytes)
         began_s = time.monotonic()
-        self.mover = ThreadedMover(device, self.host, blocks)
+        self.mover = Mover(device, self.host, blocks)
         self.pinned_s = time.monotonic() - began_s
         # Whole blocks only: steps over KV from the GPU and from the host then have the same size.
         config = config_of(runner, limits, host_blocks=self.host.num_slots, enable_partial_reuse=False)

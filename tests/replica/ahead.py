@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 
 from replica.config import SimulatedConfig
 from replica.engine.engine import Engine
-from replica.runners.clock import Clock, VirtualClock
+from replica.runners.clock import Clock
 from replica.runners.request import Request, Scheduled
 from replica.runners.runner import Finish, SampledToken
 from tests.replica.engines import RememberingRunner, engine
+from tests.replica.tiers.simulated import VirtualClock
 
 
 class Flying(NamedTuple):

@@ -6,15 +6,13 @@ from typing import Any
 from events.blocks import pack_tokens
 from replica.cache.block_pool import BlockPool
 from replica.cache.chain import Chain
-from replica.cache.lower import HOST
 from replica.config import EngineConfig, SimulatedConfig
 from replica.engine.engine import Engine
 from replica.messages import Output, Refused, Sampling, Submit
-from replica.runners.clock import VirtualClock
 from replica.runners.request import Request, Scheduled
 from replica.runners.runner import SampledToken
 from replica.runners.simulated import SimulatedRunner
-from replica.tiers.simulated import SimulatedMover
+from tests.replica.tiers.simulated import SimulatedMover, VirtualClock
 
 MODEL = "model"
 SIZE = 4
@@ -58,7 +56,7 @@ def engine(*, runner: type[SimulatedRunner] | None = None, **changes: Any) -> En
     config = EngineConfig(**{"model": MODEL, "engine": "simulated", **defaults, **changes})
     clock = VirtualClock()
     made = (runner or SimulatedRunner)(config.simulated, clock, config.vocabulary, config.eos_token_ids)
-    mover = SimulatedMover(clock, {HOST: config.simulated.host_tokens_per_s}, config.block_size)
+    mover = SimulatedMover(clock, 100_000.0, config.block_size)
     return Engine(config, made, clock, mover if config.host_blocks else None)
 
 

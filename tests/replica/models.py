@@ -103,7 +103,7 @@ def native(folder: Path, **changes: Any) -> Engine:
 
 def engine_of(config: EngineConfig, runner: Runner) -> Engine:
     """Put the same parts around a runner as a replica's process does."""
-    return Engine(config, runner, WallClock(), make_mover(config, runner, WallClock(), None))
+    return Engine(config, runner, WallClock(), make_mover(config, runner, None))
 
 
 @contextmanager

@@ -373,6 +373,12 @@ class World(RuleBasedStateMachine):
         self.pool.retain(blocks, request.chain.cache_salt, ttl_s)
         self.model.retain(blocks, request.chain.cache_salt, ttl_s)
 
+    @rule(most=st.integers(0, 12))
+    def a_neighbour_asks_for_the_hottest_prefixes(self, most: int) -> None:
+        keys = [key for chain in self.pool.hottest(most, MODEL) for key in chain.keys]
+        assert len(set(keys)) <= most
+        assert self.weak or self.pool.resident().issuperset(keys)
+
     @rule(seconds=st.sampled_from([1, 5, 20]))
     def time_passes(self, seconds: int) -> None:
         self.pool.expire(self.model.now_s + seconds)

@@ -16,7 +16,7 @@ from api.native import REQUEST_TYPE, KvSource, envelope
 from api.native import Native as Additions
 from tests.events.processes import wait_until
 from tests.replica.models import VOCABULARY, saved
-from tests.replica.natives import SMALL, Native, completion, native, tokens
+from tests.replica.natives import SMALL, Native, ask, completion, native, tokens
 
 SECRET = "a secret of the fleet, not a real one"
 OPTIONS = (*SMALL, "--kv-port", 0, "--host-kv-gb", 0.01, "--log-level", "info")
@@ -98,6 +98,17 @@ def test_an_answer_over_pulled_blocks_is_the_one_over_computed_blocks(source: Na
     assert more_blocks(source, "read", before[1]) == BLOCKS
     source.check()
     reader.check()
+
+
+def test_a_replica_begins_with_what_its_neighbour_has(source: Native, folder: Path) -> None:
+    expected = [tokens(source, prompt(8) + [3 + end] * 20) for end in range(3)]
+    endpoints = f"warm_from=tcp://127.0.0.1:1,{endpoint_of(source)}"
+    with native(folder, *OPTIONS, "--set", endpoints, WARMROUTE_KV_SECRET=SECRET) as new:
+        assert new.load()["pool"]["cached"] >= BLOCKS
+        usage = ask(new, prompt(8) + [3] * 20)["usage"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] >= 16 * BLOCKS
+        assert [tokens(new, prompt(8) + [3 + end] * 20) for end in range(3)] == expected
+        new.check()
 
 
 @pytest.mark.chaos

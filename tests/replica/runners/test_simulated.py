@@ -7,10 +7,10 @@ import pytest
 
 from replica.config import SimulatedConfig
 from replica.messages import Sampling
-from replica.runners.clock import VirtualClock
 from replica.runners.request import Request
 from replica.runners.simulated import SimulatedRunner
 from tests.replica.engines import chain, engine, generate
+from tests.replica.tiers.simulated import VirtualClock
 
 SPEED = SimulatedConfig(
     prefill_tokens_per_s=1000, decode_tokens_per_s=50, batch_slowdown=0.1, step_overhead_s=0.002, mean_output_tokens=6

@@ -12,11 +12,11 @@ from replica.cache.moves import Load, Pull, Save, Transfer, Write, Written
 from replica.config import EngineConfig
 from replica.disk.record import Record
 from replica.engine.engine import Engine
-from replica.runners.clock import VirtualClock
 from replica.runners.request import Scheduled
 from replica.runners.runner import Finish, SampledToken
-from replica.tiers.mover import Landed, LoadSpeeds, Mover
+from replica.tiers.mover import Landed, LoadSpeeds
 from tests.replica.engines import MODEL, SIZE, RememberingRunner, content
+from tests.replica.tiers.simulated import IdleMover, VirtualClock
 
 Values: TypeAlias = tuple[int, ...]
 
@@ -73,7 +73,7 @@ class Erasure(NamedTuple):
     slot: int
 
 
-class RememberingMover(Mover):
+class RememberingMover(IdleMover):
     """Three threads, each with moves in order: one loads, one pulls, one writes to the disk."""
 
     def __init__(self, runner: RememberingRunner, size: int, first_on_disk: int, chance: Random) -> None:
@@ -91,8 +91,8 @@ class RememberingMover(Mover):
         self.loading: deque[tuple[Transfer, Iterator[None]]] = deque()
         self.pulling: list[Transfer] = []
         self.writing: deque[Write | Erasure] = deque()
-        self._landed: list[Transfer] = []
-        self._written: list[Written] = []
+        self._over: list[Transfer] = []
+        self._ended: list[Written] = []
 
     # ---- what the engine asks for
 
@@ -108,7 +108,7 @@ class RememberingMover(Mover):
             both = used((), [(GPU, block) for block in other.blocks])
             self.verify("a transfer", use_of(transfer), [("another's load", both)])
         self.begun.append(transfer)
-        self.loading.append((transfer, self._carry_out(transfer)))
+        self.loading.append((transfer, self._carry(transfer)))
         self.go_on()
 
     def write(self, writes: Sequence[Write]) -> None:
@@ -124,20 +124,20 @@ class RememberingMover(Mover):
         self.go_on()
 
     def clear(self) -> None:
-        self._written += [Written(move, False) for move in self.writing if isinstance(move, Write)]
+        self._ended += [Written(move, False) for move in self.writing if isinstance(move, Write)]
         self.writing.clear()
         self.disk.clear()
 
     def landed(self) -> Landed:
         self.go_on(at_least=1)
-        landed, self._landed = self._landed, []
-        written, self._written = self._written, []
+        landed, self._over = self._over, []
+        written, self._ended = self._ended, []
         self.begun = [transfer for transfer in self.begun if transfer not in landed]
         return landed, written
 
     @property
     def busy(self) -> bool:
-        return bool(self.begun or self.writing or self._written)
+        return bool(self.begun or self.writing or self._ended)
 
     # ---- steps
 
@@ -198,9 +198,9 @@ class RememberingMover(Mover):
             if transfer.pull is not None and transfer.came == len(transfer.loads):
                 self.pulling.append(transfer)
             else:
-                self._landed.append(transfer)
+                self._over.append(transfer)
 
-    def _carry_out(self, transfer: Transfer) -> Iterator[None]:
+    def _carry(self, transfer: Transfer) -> Iterator[None]:
         for save in transfer.saves:
             if self.failed():
                 self.host.pop(save.slot, None)
@@ -209,7 +209,7 @@ class RememberingMover(Mover):
                 self._save(save)
             yield
         for load in transfer.loads:
-            if not self._load(load):
+            if not self._bring(load):
                 transfer.lost.append(load.slot)
                 return
             transfer.came += 1
@@ -220,10 +220,10 @@ class RememberingMover(Mover):
         pull = transfer.pull
         assert pull is not None
         transfer.pulled = self.chance.randint(0, len(pull.blocks))
-        self._pull(pull, transfer.pulled)
-        self._landed.append(transfer)
+        self._read_all(pull, transfer.pulled)
+        self._over.append(transfer)
 
-    def _pull(self, pull: Pull, count: int) -> None:
+    def _read_all(self, pull: Pull, count: int) -> None:
         values = content(pull.chain, pull.chain.tokens)
         for index, block in enumerate(pull.blocks[:count], pull.start):
             self._fill(block, values[index * self.size : (index + 1) * self.size])
@@ -239,14 +239,14 @@ class RememberingMover(Mover):
             self.disk[move.slot] = OnDisk(move.record, values, hash(values))
         elif self.chance.random() < 0.5:
             self.disk.pop(move.slot, None)
-        self._written.append(Written(move, done))
+        self._ended.append(Written(move, done))
 
     def _save(self, save: Save) -> None:
         values = [self.runner.kv.get((save.block, offset)) for offset in range(self.size)]
         assert None not in values, f"block {save.block} is saved before it is filled"
         self.host[save.slot] = tuple(value for value in values if value is not None)
 
-    def _load(self, load: Load) -> bool:
+    def _bring(self, load: Load) -> bool:
         if load.record is None:
             if load.slot in self.host:
                 self._fill(load.block, self.host[load.slot])

@@ -19,13 +19,13 @@ from replica.config import EngineConfig, SimulatedConfig
 from replica.disk.file import DiskFile, open_disk_file
 from replica.disk.record import Record
 from replica.engine.engine import Engine
-from replica.runners.clock import VirtualClock
 from replica.runners.runner import ArrayMemory
-from replica.tiers.mover import PARTS, HostMemory, ThreadedMover
+from replica.tiers.mover import PARTS, HostMemory, Mover
 from tests.events.processes import wait_until
 from tests.replica.ahead import AheadRunner
 from tests.replica.engine.test_scheduler_property import EOS, SAME, answer
 from tests.replica.engines import MODEL, SIZE, RememberingRunner, submit
+from tests.replica.tiers.simulated import VirtualClock
 
 BLOCKS, SLOTS, ON_DISK = 12, 10, 40
 LAYERS = 3
@@ -92,7 +92,7 @@ def serving(
     clock = VirtualClock()
     runner = runner_type(config.simulated, clock, config.vocabulary, config.eos_token_ids)
     kv = runner.kv = ArrayKV(BLOCKS)  # type: ignore[assignment]
-    mover = ThreadedMover(memory(kv.bytes), HostMemory(SLOTS, BLOCK_BYTES), BLOCKS, disk_file(folder))
+    mover = Mover(memory(kv.bytes), HostMemory(SLOTS, BLOCK_BYTES), BLOCKS, disk_file(folder))
     try:
         yield Engine(config, runner, clock, mover)
     finally:
@@ -221,7 +221,7 @@ class Failing(ArrayMemory):
 
 def test_a_block_that_could_not_be_saved_is_lost_to_all_who_want_it(tmp_path: Path) -> None:
     disk = disk_file(tmp_path)
-    mover = ThreadedMover(Failing(ArrayKV(BLOCKS).bytes), HostMemory(SLOTS, BLOCK_BYTES), BLOCKS, disk)
+    mover = Mover(Failing(ArrayKV(BLOCKS).bytes), HostMemory(SLOTS, BLOCK_BYTES), BLOCKS, disk)
     bad, good, never, on_disk = BLOCKS, BLOCKS + 1, BLOCKS + 2, BLOCKS + SLOTS
     transfers: list[Transfer] = []
     mover.begin(Transfer([Save(0, bad), Save(2, never)], []))
@@ -258,7 +258,7 @@ def test_loads_and_pulls_give_way_to_steps_that_wait_for_the_same_memory(
     monkeypatch.setattr("replica.tiers.mover.sleep", pauses_s.append)
     memory = ArrayMemory(ArrayKV(BLOCKS).bytes)
     monkeypatch.setattr(memory, "is_host", bool(is_host), raising=False)
-    mover = ThreadedMover(memory, HostMemory(SLOTS, BLOCK_BYTES), BLOCKS, pull=slow_pull)
+    mover = Mover(memory, HostMemory(SLOTS, BLOCK_BYTES), BLOCKS, pull=slow_pull)
     mover.computing = bool(computing)
     pull = Pull("tcp://127.0.0.1:1", Chain([1] * (3 * SIZE + 1), SIZE, MODEL), 2, [3], patience_s=1.0)
     mover.begin(Transfer([Save(0, BLOCKS)], [Load(BLOCKS, 1, HOST), Load(BLOCKS, 2, HOST)], pull))
@@ -269,7 +269,7 @@ def test_loads_and_pulls_give_way_to_steps_that_wait_for_the_same_memory(
 
 
 def test_loads_do_not_give_way_to_the_last_step_of_all() -> None:
-    mover = ThreadedMover(ArrayMemory(ArrayKV(BLOCKS).bytes), HostMemory(SLOTS, BLOCK_BYTES), BLOCKS)
+    mover = Mover(ArrayMemory(ArrayKV(BLOCKS).bytes), HostMemory(SLOTS, BLOCK_BYTES), BLOCKS)
     mover.computing = True
     mover.close()
     assert not mover.computing
@@ -294,7 +294,7 @@ class EagerMemory(ArrayMemory):
 def test_a_load_waits_for_the_saves_of_what_it_reads_and_overwrites() -> None:
     array = ArrayKV(BLOCKS).bytes
     array[:, :, 1], array[:, :, 2] = 11, 22
-    mover = ThreadedMover(EagerMemory(array), HostMemory(SLOTS, BLOCK_BYTES), BLOCKS)
+    mover = Mover(EagerMemory(array), HostMemory(SLOTS, BLOCK_BYTES), BLOCKS)
     mover.begin(Transfer([Save(1, BLOCKS), Save(2, BLOCKS + 1)], [Load(BLOCKS, 3, HOST), Load(BLOCKS + 1, 2, HOST)]))
     wait_until(lambda: bool(mover.landed()[0]))
     assert (array[:, :, 3] == 11).all() and (array[:, :, 2] == 22).all()
@@ -321,7 +321,7 @@ def test_a_device_gets_the_next_blocks_while_others_are_under_way(monkeypatch: p
     monkeypatch.setattr("replica.tiers.mover.TOGETHER", 1)
     array = ArrayKV(BLOCKS).bytes
     array[:, :, 1], array[:, :, 2] = 11, 22
-    mover = ThreadedMover(Meeting(array), HostMemory(SLOTS, BLOCK_BYTES), BLOCKS)
+    mover = Mover(Meeting(array), HostMemory(SLOTS, BLOCK_BYTES), BLOCKS)
     transfer = Transfer([Save(1, BLOCKS), Save(2, BLOCKS + 1)], [Load(BLOCKS, 3, HOST), Load(BLOCKS + 1, 4, HOST)])
     mover.begin(transfer)
     wait_until(lambda: bool(mover.landed()[0]))
