@@ -122,10 +122,10 @@ def count_prefill(tally: Tally, summary: RequestSummary, hit: "PredictedHit", ke
         others = zip(hit.decision.candidates, hit.decision.costs, strict=True)
         unable = {member.slot, *(one.slot for one, cost in others if cost == INFINITE)}
         elsewhere = max((found for level in levels for slot, found in level.items() if slot not in unable), default=0.0)
-    first = int(max(begin, held)) // size
-    known, kept = gone.leading(keys[first : usable // size], member.load.total_blocks)
-    evicted = int(max(held, known and (first + known) * size))
-    tally.kept_tokens += min(kept * size, evicted - int(max(begin, held)))
+    at = int(max(begin, held))
+    known, kept = gone.leading(keys[at // size : usable // size], member.load.total_blocks)
+    evicted = max(at, (at // size + known) * size)
+    tally.kept_tokens += min(kept * size, evicted - at)
     tally.computed(computed, tokens, claimed, min(usable, int(elsewhere)), min(usable, evicted))
 
 

@@ -15,6 +15,7 @@ import pytest
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
+from router.responses import CAUSES
 from tests.chaos.replicas import Command, wait_gone
 from tests.chaos.routers import Fleet, RouterProcess, fleet, router
 from tests.events.processes import DEADLINE_S, wait_until
@@ -212,10 +213,7 @@ def counted(source: RouterProcess | Command, name: str, **labels: str) -> Counte
 
 
 def test_what_engines_compute_is_counted_by_its_cause_to_the_token() -> None:
-    with (
-        fleet(2, *FAST, "--num-blocks", 64) as small,
-        router(*small.as_options, "--policy", "round-robin") as served,
-    ):
+    with fleet(2, *FAST, "--num-blocks", 64) as small, router(*small.as_options, "--policy", "round-robin") as served:
         expected, wanted = {"r0": Counter[str](), "r1": Counter[str]()}, "a" * 400
 
         def use(prompt: str, cause: str, **more: Any) -> None:
@@ -244,9 +242,4 @@ def test_what_engines_compute_is_counted_by_its_cause_to_the_token() -> None:
             told = counted(served, "warmroute_router:prefill_tokens_total", replica=name)
             assert +told == +expected[name]
             wait_until(partial(has_computed, replica, told.total()), "its engine reports the same")
-        assert {cause for counts in expected.values() for cause in +counts} == {
-            "new",
-            "elsewhere",
-            "evicted",
-            "unknown",
-        }
+        assert {f"{cause}_tokens" for counts in expected.values() for cause in +counts} == {*CAUSES}

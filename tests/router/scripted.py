@@ -6,12 +6,13 @@ import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from api.native import FRAMES_TYPE, Native, encode_frame, unwrap
 from router.config import RouterConfig
 from router.members.spec import ReplicaSpec
 from router.process.front import Front
+from tests.replica import serving
 from tests.router.loopback import until
 from tests.world.loop import WorldLoop
 
@@ -21,6 +22,7 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 SSE = "text/event-stream; charset=utf-8"
 QUEUE_FULL = b'{"error":{"code":"queue_full"}}'
 DRAINING = b'{"error":{"code":"draining"}}'
+Answer = serving.Answer
 
 
 class Call:
@@ -184,20 +186,6 @@ class Scripted:
     @property
     def spec(self) -> ReplicaSpec:
         return ReplicaSpec(name=self.name, url=f"http://127.0.0.1:{self.port}", engine=self.engine)
-
-
-class Answer(NamedTuple):
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.body)
-
-    @property
-    def error(self) -> Any:
-        return self.json["error"]
 
 
 class Client:

@@ -10,7 +10,7 @@ from router.dashboard.rows import Fleet, Query, Totals, query_of, select_rows
 from router.responses import FeedState, Index, Load, Recent, ReplicaStatus
 
 QUIET = ReplicaStatus("r0", models=["m"], engine="warmroute", standing="exact", events=FeedState(), recent=Recent())
-ZEROS: dict[str, Any] = dict.fromkeys(Totals.__struct_fields__, 0)
+ZEROS: Any = dict.fromkeys(Totals.__struct_fields__, 0)
 TOTALS = Totals(**ZEROS)
 
 

@@ -1,7 +1,6 @@
 """Histograms in Prometheus' format."""
 
 import tracemalloc
-from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -9,7 +8,6 @@ from hypothesis import strategies as st
 
 from api.http.prometheus import FIRST_TOKEN_S, Histogram
 from router.members.tally import SEEN_NUMBERS, Seen, Tally
-from router.responses import CAUSES
 
 SECONDS = st.lists(st.floats(0, 1e5, allow_nan=False))
 
@@ -22,28 +20,6 @@ def test_buckets_are_cumulative_and_complete(values: list[float]) -> None:
     for name, count in histogram.buckets():
         assert count == sum(value <= float(name.replace("+Inf", "inf")) for value in values)
     assert histogram.total == pytest.approx(sum(values))  # which is more exact since Python 3.12
-
-
-# ---- what was computed
-
-TOKENS = st.integers(0, 500)
-
-
-@given(st.integers(0, 10_000), TOKENS, st.tuples(TOKENS, TOKENS, TOKENS))
-def test_the_causes_of_what_was_computed_add_up(computed: int, prompt: int, ends: tuple[int, int, int]) -> None:
-    """Whatever an engine tells, and wherever the parts end."""
-    tally = Tally(Seen())
-    first, second, third = (min(end, prompt) for end in ends)
-    tally.computed(computed, prompt, first, second, third)
-    parts = [getattr(tally, cause) for cause in CAUSES]
-    assert sum(parts) == computed and min(parts) >= 0
-    by_token = [
-        next((cause for cause, end in zip(CAUSES, (first, second, third), strict=False) if token < end), "new_tokens")
-        for token in range(prompt)
-    ]
-    counted = Counter(by_token[max(0, prompt - computed) :])
-    counted["unknown_tokens"] += max(0, computed - prompt)
-    assert dict(zip(CAUSES, parts, strict=True)) == {cause: counted[cause] for cause in CAUSES}
 
 
 # ---- what comes again

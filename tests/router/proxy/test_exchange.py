@@ -32,17 +32,25 @@ def head(method: str, path: str, *lines: str, version: str = "1.1") -> bytes:
 # ---- the request
 
 
-async def test_a_body_may_come_in_any_pieces() -> None:
+CHUNKS = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (BODY[:1], BODY[1:20], BODY[20:], b""))
+
+
+@pytest.mark.parametrize(
+    ("framing", "framed"), [(f"content-length: {len(BODY)}", BODY), ("transfer-encoding: chunked", CHUNKS)]
+)
+async def test_a_request_may_come_in_pieces_and_its_body_in_chunks(framing: str, framed: bytes) -> None:
     script = Script(says(GOOD))
-    sent = head("POST", COMPLETIONS, f"content-length: {len(BODY)}") + BODY
+    sent = head("POST", COMPLETIONS, framing) + framed
     async with served(*script.replicas(1)) as running, connect(running.port) as client:
-        for cut in range(1, len(sent), 3):
+        for cut in (len(sent), *range(1, len(sent), 3)):
             client.write(sent[:cut])
             await client.writer.drain()
             await asyncio.sleep(0)
             client.write(sent[cut:])
             assert (await client.answer()).body == GOOD
             assert script.calls[-1].body == BODY
+            assert script.calls[-1].header("content-length") == str(len(BODY))
+            assert script.calls[-1].header("transfer-encoding") is None
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, "/v1/embeddings"])
@@ -52,22 +60,6 @@ async def test_a_compressed_body_is_refused(path: str) -> None:
         answer = await client.post(path, gzip.compress(BODY), content_encoding="gzip")
         assert (answer.status, answer.error["code"]) == (415, "content_encoding_unknown")
     assert not script.calls
-
-
-async def test_a_body_may_come_in_chunks() -> None:
-    script = Script(says(GOOD))
-    chunks = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (BODY[:1], BODY[1:20], BODY[20:])) + b"0\r\n\r\n"
-    sent = head("POST", COMPLETIONS, "transfer-encoding: chunked") + chunks
-    async with served(*script.replicas(1)) as running, connect(running.port) as client:
-        for cut in (len(sent), *range(60, len(sent), 7)):
-            client.write(sent[:cut])
-            await client.writer.drain()
-            await asyncio.sleep(0)
-            client.write(sent[cut:])
-            assert (await client.answer()).body == GOOD
-            assert script.calls[-1].body == BODY
-            assert script.calls[-1].header("content-length") == str(len(BODY))
-            assert script.calls[-1].header("transfer-encoding") is None
 
 
 async def test_a_large_body_passes_in_both_directions() -> None:

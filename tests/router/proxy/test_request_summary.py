@@ -6,14 +6,23 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from xxhash import xxh3_64_intdigest
 
 from router.members.feed import Moment
+from router.members.tally import Seen, Tally
+from router.placement.cost import INFINITE
 from router.placement.decision import Prediction
+from router.placement.holders import Gone
+from router.proxy.facts import prompt_use
 from router.proxy.predicted_hit import PredictedHit
-from router.proxy.request_summary import RequestSummary, compare, past_decision
+from router.proxy.request_summary import RequestSummary, compare, count_prefill, past_decision
+from router.responses import CAUSES
 from tests.router.placement.test_placement import Prompt, Scene
 
 ROUTER = Path(__file__).resolve().parents[3] / "router"
+some: Any = SimpleNamespace
 
 
 def crowded() -> Any:
@@ -27,7 +36,6 @@ def crowded() -> Any:
 def test_what_is_kept_of_a_decision_leaves_the_decision_itself_as_it_was() -> None:
     decision = crowded()
     assert decision.effects is not None
-    some: Any = SimpleNamespace
     generation = PredictedHit(
         some(all_tokens=160, exact=True, doubt=None, why_not=None, choices=1, peek=some(model="m")), decision
     )
@@ -113,7 +121,6 @@ def test_tokens_index_and_prediction_are_claimed_apart(
 def test_a_report_is_compared_if_it_is_about_the_prompt_of_the_prediction(
     choices: int, resumes: int, reported: int | None, at: Moment | None, compared: bool
 ) -> None:
-    some: Any = SimpleNamespace
     books: Any = some(calls=[])
     books.compare = lambda *arguments, sure: books.calls.append((*arguments, sure))
     predicted = Prediction(16, 3, 3, sure=True)
@@ -122,3 +129,31 @@ def test_a_report_is_compared_if_it_is_about_the_prompt_of_the_prediction(
     summary = RequestSummary(exchange=some(), admitted=some(), arrived_s=1.0, ended_s=3.0, resumes=resumes)
     compare(books, summary, generation, [7, 8, 9])
     assert books.calls == ([("r", None, None, predicted, at, 4, [7, 8, 9], 3.0, True)] if compared else [])
+
+
+# ---- why it was computed
+
+
+CHAIN = [xxh3_64_intdigest(b"%d" % number) for number in range(20)]
+BLOCKS, REPORTS = st.integers(0, 20), st.sampled_from([None, 10**9]) | st.integers(0, 320)
+
+
+@example(tokens=100, cached=5, held=[0] * 4, claimed=0, lost=0)
+@given(st.integers(1, 320), REPORTS, st.lists(BLOCKS, min_size=4, max_size=4), BLOCKS, BLOCKS)
+def test_whatever_an_engine_tells_the_causes_of_what_it_computed_add_up(
+    tokens: int, cached: int | None, held: list[int], claimed: int, lost: int
+) -> None:
+    question = some(matched={slot: 16.0 * blocks for slot, blocks in enumerate(held)}, below={})
+    decision = some(question=question, candidates=[some(slot=0), some(slot=1)], costs=[1.0, INFINITE])
+    prediction = Prediction(16, min(claimed, (tokens - 1) // 16), claimed, True)
+    hit = PredictedHit(some(tokens=tokens, choices=1), decision, prediction=prediction, reported_tokens=cached)
+    hit.member = some(slot=0, feed=None, load=some(total_blocks=1000))
+    tally, gone, used = Tally(Seen()), Gone(), prompt_use(tokens, cached or 0)
+    gone.add(CHAIN[:lost])
+    count_prefill(tally, some(used=used, resumes=0), hit, CHAIN, gone)
+    unknown, elsewhere, evicted, new = (getattr(tally, cause) for cause in CAUSES)
+    assert unknown + elsewhere + evicted + new == used.computed == max(0, tokens - (cached or 0))
+    assert min(unknown, elsewhere, new) >= 0 and 0 <= tally.kept_tokens <= evicted
+    assert cached is not None or unknown == tokens
+    if cached is not None and lost == 20 and not claimed + sum(held):
+        assert evicted == max(0, (tokens - 1) // 16 * 16 - cached)
