@@ -288,7 +288,7 @@ class Loop:
                 log.info("check passed")
         if self._now_s() >= self._report_at_s:
             self._report_at_s = self._now_s() + REPORT_INTERVAL_S
-            self.engine.expire_retention()
+            self.engine.pool.expire(self.engine.clock.now_s())
             stats = self.engine.stats()
             stats.cpu_wait_s = cpu_wait_s()
             if self.neighbours is not None and self.reader is not None:

@@ -55,6 +55,7 @@ class Weighed(Struct, omit_defaults=True, gc=False):
     pulled_tokens: float = 0  # the prompt's first, up to which it would have read from neighbours
     pulled_from: list[str] = []  # the best is first
     role: Role | None = None
+    answer_delay_s: float = 0  # by which two answers that ran there delayed each other
 
     def below_tokens(self) -> dict[str, float]:
         """Tokens by source; older logs say only how many there were in any, and that was mostly host memory."""

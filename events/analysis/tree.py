@@ -59,9 +59,6 @@ class Node(Struct, eq=False, weakref=True):
     def tokens(self) -> int:
         return len(self.packed) // TOKEN_BYTES
 
-    def __repr__(self) -> str:
-        return f"Node({self.key:016x}, {len(self.children)} children, held by {self.held})"
-
 
 class Tree:
     """Fed with the changes of keys that a resolver reports; `check` compares it with the resolver."""

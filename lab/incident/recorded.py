@@ -165,7 +165,7 @@ class RecordedReplica(ReplicaReplay):
             candidate.queued_tokens, candidate.running = weighed.queued_tokens, weighed.running
             candidate.waiting, candidate.all_in_flight = weighed.waiting, weighed.in_flight
             candidate.prefill_tokens_per_s = weighed.prefill_tokens_per_s
-            candidate.load_tokens_per_s = weighed.load_tokens_per_s
+            candidate.answer_delay_s, candidate.load_tokens_per_s = weighed.answer_delay_s, weighed.load_tokens_per_s
             candidate.empty_tokens, candidate.assigned_tokens = weighed.empty_tokens, weighed.assigned_tokens
 
 

@@ -189,7 +189,7 @@ class Engine:
         # Only the step before was computed until it landed.
         duration_s = landed_s - max(flight.began_s, self._landed_s)
         prefill_tokens = sum(scheduled.tokens for scheduled in flight.batch if scheduled.tokens > 1)
-        self.speed.add(prefill_tokens, duration_s)
+        self.speed.add(prefill_tokens, duration_s, len(flight.batch))
         self.step_limit.add(prefill_tokens, duration_s)
         self.steps += 1
         self._landed_s = self.pool.retention.now_s = landed_s
@@ -259,12 +259,6 @@ class Engine:
             self.mover.clear()
         return done
 
-    # ---- retention
-
-    def expire_retention(self) -> None:
-        """End what has not been used for its time; to be called a few times a second."""
-        self.pool.expire(self.clock.now_s())
-
     def take_events(self) -> list[KnownEvent]:
         events = self.pool.take_events()
         self.kv_events += len(events)
@@ -288,6 +282,7 @@ class Engine:
             load_tokens_per_s=speeds,
             loading_tokens=self.scheduler.transfers.tokens(),
             host_blocks=self.pool.lower.host.num_slots if self.pool.lower is not None else 0,
+            answer_delay_s=max(0.0, self.speed.growth_s) * self.scheduler.answer_tokens,
         )
 
     def stats(self) -> Stats:

@@ -6,6 +6,8 @@ from api.measured_rate import MeasuredRate
 from replica.messages import Rates, Stats
 
 HALF_LIFE_STEPS = 200.0
+GROWTH_WEIGHT = 0.005  # of a step whose number of answers is far from the mean
+OUTLIER = 2.0  # a step counts as at most this many usual ones: its process was interrupted
 MIN_PREFILL_TOKENS = 32  # the duration of a step with fewer says nothing about prefill
 SAMPLE_TOKENS = 512  # a sample has these of a few steps: the time of one with a short prompt is mostly noise
 FIRST_STEP_TOKENS = 256  # the prefill of a step before anything is known
@@ -21,6 +23,8 @@ class Speed:
 
     def __init__(self) -> None:
         self.step_s = 0.0  # the time of steps that only decode
+        self.growth_s = 0.0  # the part of it that one more answer adds
+        self._answers = 0.0  # that steps decode, on average
         self._tokens = 0  # the tokens of steps that are no sample yet
         self._seconds = 0.0
         self._prefill = MeasuredRate()
@@ -39,7 +43,7 @@ class Speed:
         """Tokens that one request decodes in a second."""
         return 1 / self.step_s if self.step_s > 0 else 0.0
 
-    def add(self, prefill_tokens: int, duration_s: float) -> None:
+    def add(self, prefill_tokens: int, duration_s: float, answers: int = 1) -> None:
         if prefill_tokens >= MIN_PREFILL_TOKENS:
             self._tokens += prefill_tokens
             self._seconds += duration_s - self.step_s
@@ -47,8 +51,13 @@ class Speed:
                 self._prefill.add(self._tokens, self._seconds)
                 self._tokens, self._seconds = 0, 0.0
         elif not prefill_tokens:
-            fading = 0.5 ** (1 / HALF_LIFE_STEPS) if self.step_s else 0.0
-            self.step_s = self.step_s * fading + duration_s * (1 - fading)
+            weight = 1 - 0.5 ** (1 / HALF_LIFE_STEPS) if self.step_s else 1.0
+            more, longer_s = answers - self._answers, duration_s - self.step_s
+            # The line through the means; a step of as many answers as usual says nothing of its slope.
+            error_s = min(longer_s, OUTLIER * self.step_s) - self.growth_s * more
+            self.growth_s += GROWTH_WEIGHT * error_s * more / (1 + more * more)
+            self._answers += weight * more
+            self.step_s += weight * longer_s
 
 
 class StepLimit:
@@ -87,17 +96,14 @@ class Window:
 
         generated_tokens = stats.generated_tokens - then.generated_tokens
         token_s = 1 / stats.decode_tokens_per_s if generated_tokens > 0 and stats.decode_tokens_per_s else 0.0
-
-        def per_s(change: int) -> float:
-            return change / elapsed_s if elapsed_s > 0 else 0.0
-
+        per_s = 1 / elapsed_s if elapsed_s > 0 else 0.0
         return Rates(
             window_s=elapsed_s,
             token_hit_rate=hits / queries if queries else 0.0,
-            evictions_per_s=per_s(pool.evictions - then.pool.evictions),
+            evictions_per_s=(pool.evictions - then.pool.evictions) * per_s,
             utilization=pool.utilization,
             unreferenced_fraction=pool.unreferenced / pool.total,
-            prompt_tokens_per_s=per_s(stats.prompt_tokens - then.prompt_tokens),
-            generated_tokens_per_s=per_s(generated_tokens),
+            prompt_tokens_per_s=(stats.prompt_tokens - then.prompt_tokens) * per_s,
+            generated_tokens_per_s=generated_tokens * per_s,
             token_s=token_s,
         )

@@ -29,6 +29,7 @@ from replica.tiers.transfers import UNKNOWN, Judgement, Transfers
 
 Batch: TypeAlias = list[Scheduled]
 
+MEAN_WEIGHT = 0.1  # the newest answer's weight in their mean length
 MAX_SKIPPED = 64  # requests that a step looks at only to find that they must wait for another's prefix
 
 
@@ -56,6 +57,7 @@ class Scheduler:
         self.prompt_tokens = 0
         self.computed_prompt_tokens = 0
         self.generated_tokens = 0
+        self.answer_tokens = 0.0  # the mean length of the last answers
         self.transfers = Transfers(pool, judgement)
         self.readers: Mapping[int, int] = {}  # references to blocks that others than requests have
         self._waiting: list[tuple[tuple[float, int], Request]] = []  # a heap
@@ -308,6 +310,7 @@ class Scheduler:
             elif len(request.chain.tokens) >= request.limit:
                 reason = "length"
             if reason is not None:
+                self.answer_tokens += MEAN_WEIGHT * (request.generated - self.answer_tokens)
                 del self.requests[request.id]
                 self._stop_running(request)
             logprobs = None if drawn.logprobs is None else [drawn.logprobs]

@@ -1,7 +1,8 @@
 """The cost of placing a prompt on each replica, in seconds: one pass over the candidates.
 
-    cost = slowness * (COMPUTE_WEIGHT * tokens to compute + queued prefill tokens + BUSY_TOKENS * requests) / rate
+    cost = slowness * (COMPUTE_WEIGHT * tokens to compute + queued prefill tokens + price * running answers) / rate
 
+A running answer's price is the prefill that takes as long as it and the new one delay each other.
 Tokens that the replica can bring from elsewhere count at their price (`router.placement.prices`).
 Effects on other requests are added to it (`router.placement.effects`).
 
@@ -10,7 +11,7 @@ Effects on other requests are added to it (`router.placement.effects`).
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
+from operator import attrgetter, mul
 from types import MappingProxyType
 from typing import Literal, Protocol, TypeAlias
 
@@ -67,7 +68,7 @@ def can_split(roles: Iterable[Role | None]) -> bool:
 
 
 COMPUTE_WEIGHT = 2.0  # a computed token delays this request, and takes room from a later one
-BUSY_TOKENS = 16.0  # prefill that weighs as much as one more request being decoded
+BUSY_TOKENS = 16.0  # prefill that weighs as much as a running answer does before it delays a step
 ASSUMED_TOKENS_PER_S = 8000.0  # while no replica's rate is known
 ALIKE_RATES = 0.7  # rates are measured: those within this ratio count as the same
 # Before a replica was given this many, its rate is a few samples of a machine that may have been busy. A replica that
@@ -91,6 +92,7 @@ class Candidate:
     queued_tokens: float = 0.0  # prefill ahead of a new request
     running: int = 0
     waiting: int = 0
+    answer_delay_s: float = 0.0  # by which two answers that run there delay each other; 0: unknown
     in_flight: int = 0  # this router's own
     limit: int = 0  # most requests in flight, its peers' included; 0: none
     prefill_tokens_per_s: float = 0.0  # learned; 0: unknown yet
@@ -156,6 +158,7 @@ class Question(Struct, eq=False, gc=False):
     readable: Mapping[int, float] = NOTHING  # slot -> tokens that neighbours may read there, by events alone
     pulls: Mapping[int, Pull] = NO_PULLS  # slot -> its reads from neighbours; `choose` sets them
     half: Half = "decode"  # the half of a generation that is to be placed
+    busy_tokens: float = BUSY_TOKENS  # the price of a running answer; `weigh` sets it
     is_fetched: bool = False  # its KV was computed elsewhere, and is handed over from there
     source: Candidate | None = None  # a replica of ours that has computed it for whoever generates, to read it there
     tenant: Tenant | None = None
@@ -186,6 +189,10 @@ def weigh(
     """The cost in seconds for each candidate; infinite for one that cannot take the prompt."""
     tokens = question.tokens + question.further_tokens
     on_gpu, saved = question.matched.get, saved_by(question) if question.below or question.pulls else None
+    delays_s = list(map(_answer_delay_s, candidates))
+    known = len(delays_s) - delays_s.count(0.0) if question.half == "decode" else 0
+    # One price for all, at the mean: what each one measures is noisy.
+    question.busy_tokens = busy_tokens = BUSY_TOKENS + (sum(map(mul, delays_s, rates)) / known if known else 0.0)
     costs: list[float] = []
     append = costs.append
     for candidate, rate, obstacle in zip(candidates, rates, obstacles, strict=True):
@@ -197,10 +204,8 @@ def weigh(
             uncached -= saved(candidate, rate)
         if uncached < 1:
             uncached = 1  # the last token is always computed
-        busy, in_flight = candidate.running, candidate.all_in_flight
-        if busy < in_flight:
-            busy = in_flight
-        append(candidate.slowness * (weight * uncached + candidate.queued_tokens + BUSY_TOKENS * busy) / rate)
+        busy = running if (running := candidate.running) > (in_flight := candidate.all_in_flight) else in_flight
+        append(candidate.slowness * (weight * uncached + candidate.queued_tokens + busy_tokens * busy) / rate)
     return costs
 
 
@@ -270,7 +275,7 @@ def brought(question: Question, candidate: Candidate, rate: float, pull: Pull | 
 # ---- rates
 
 
-_measured_rate = attrgetter("prefill_tokens_per_s")
+_measured_rate, _answer_delay_s = attrgetter("prefill_tokens_per_s"), attrgetter("answer_delay_s")
 
 
 def comparable_rates(candidates: Sequence[Candidate]) -> list[float]:
@@ -350,6 +355,5 @@ def in_words(obstacle: Obstacle | None, candidate: Candidate, tokens: int) -> st
         case "tried":
             return "has failed this request before"
         case "full":
-            of_limit = f"{candidate.all_in_flight:,} requests in flight, its limit is {candidate.limit:,}"
-            return f"full: {of_limit}"
+            return f"full: {candidate.all_in_flight:,} requests in flight, its limit is {candidate.limit:,}"
     return None

@@ -14,7 +14,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from router.placement.cost import (
-    BUSY_TOKENS,
     COMPUTE_WEIGHT,
     INFINITE,
     Candidate,
@@ -84,6 +83,7 @@ class Decision(Struct, eq=False, gc=False):
     candidates: Sequence[Candidate]
     rates: list[float]  # prefill tokens per second to compare with, parallel to candidates
     costs: list[float]  # seconds, parallel to candidates, lower is better; infinite: cannot take it
+    weight: float = COMPUTE_WEIGHT  # of a token to compute
     chosen: Candidate | None = None
     ttft_s: float = 0.0  # estimated
     uncached_tokens: float = 1.0  # tokens to compute at the chosen one, those that it brings at their price
@@ -167,8 +167,7 @@ class Decision(Struct, eq=False, gc=False):
         cost_s, rate = self.costs[index], self.rates[index]
         if cost_s == INFINITE:
             return None
-        weight = 0.0 if self.policy == "least-loaded" else COMPUTE_WEIGHT
-        compute_s = min(cost_s, weight * self.uncached_of(index) / rate)
+        compute_s = min(cost_s, self.weight * self.uncached_of(index) / rate)
         harm_s = min(cost_s - compute_s, harm_s)
         return CostParts(compute_s, cost_s - compute_s - harm_s, harm_s)
 
@@ -254,8 +253,8 @@ def _why_lost(decision: Decision, loser: Candidate, winner: Candidate) -> str:
                 return f"holds {missing:,.0f} tokens less"
     one, other = decision.candidates.index(loser), decision.candidates.index(winner)
     loser_rate, winner_rate = decision.rates[one], decision.rates[other]
-    weight = 0.0 if decision.policy == "least-loaded" else COMPUTE_WEIGHT
-    weights, effects = (weight, weight, 1.0, BUSY_TOKENS, 1.0, LOSS_WEIGHT), decision.effects
+    weight, price, effects = decision.weight, decision.question.busy_tokens, decision.effects
+    weights = (weight, weight, 1.0, price, 1.0, LOSS_WEIGHT)
 
     def amounts(index: int) -> list[float]:
         """Return the amounts that these weights are for."""

@@ -234,7 +234,7 @@ class ReplicaLoad:
         if load.loading_tokens:
             rate = load.prefill_tokens_per_s or self._speed.tokens_per_s or ASSUMED_TOKENS_PER_S
             self._reported_tokens += loading_price(load.load_tokens_per_s, rate) * load.loading_tokens
-        self.candidate.load_tokens_per_s = load.load_tokens_per_s
+        self.candidate.load_tokens_per_s, self.candidate.answer_delay_s = load.load_tokens_per_s, load.answer_delay_s
         fresh = self._fresh
         while fresh and fresh[0].sent_s <= now_s - REPORT_AGE_S:
             self._counts_as_reported(fresh.popleft())
@@ -257,7 +257,7 @@ class ReplicaLoad:
         """Reset all estimates and requests, as the replica has restarted."""
         candidate = self.candidate
         candidate.in_flight = candidate.all_in_flight = candidate.running = candidate.waiting = 0
-        candidate.assigned_tokens = 0.0
+        candidate.assigned_tokens = candidate.answer_delay_s = 0.0
         candidate.load_tokens_per_s = UNKNOWN_RATES
         candidate.kv_read = candidate.kv_layout = ""  # it will describe itself again
         candidate.queue_positions.clear()

@@ -90,7 +90,7 @@ def choose(
         add_pulls(question, candidates, rates)
     tokens = question.tokens if question.exact else 0
     found = obstacles(candidates, tokens, question.tried, question.anyway, question.half, question.stands_back)
-    decision = Decision(policy, question, candidates, rates, weigh(question, candidates, rates, found, weight))
+    decision = Decision(policy, question, candidates, rates, weigh(question, candidates, rates, found, weight), weight)
     if None not in found:
         found = [obstacle for obstacle in found if obstacle != "role"]
         if found and all(obstacle == "too_long" for obstacle in found):

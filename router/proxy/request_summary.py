@@ -327,4 +327,5 @@ def _weighed(question: "Question", member: "Member", cost: float, lost_tokens: f
         0 if pull is None else pull.tokens,
         [] if pull is None else [one.name for one in pull.neighbours],
         candidate.role,
+        candidate.answer_delay_s,
     )

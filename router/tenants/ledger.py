@@ -151,9 +151,9 @@ class Ledger:
         """Count what is fresh in the sums, which a request need not wait for."""
         if self._fresh:
             fresh, self._fresh = self._fresh, Usage()
-            for row in fresh.rows():
-                self._totals.add(row.key, row.counts)
-            self._unsaved.add_all(fresh)
+            for place, counts in fresh.by_place.items():
+                self._totals.add(place[1], counts)
+                (self._unsaved.by_place.get(place) or self._unsaved.begin(place)).add(counts)
 
     async def _save(self, file: UsageFile, today: int) -> None:
         if self._kept is not None and not await self._write(file, self._kept):

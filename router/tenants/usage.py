@@ -83,10 +83,6 @@ class Usage:
     def __bool__(self) -> bool:
         return bool(self.by_place)
 
-    def add_all(self, other: "Usage") -> None:
-        for place, counts in other.by_place.items():
-            (self.by_place.get(place) or self.begin(place)).add(counts)
-
     def begin(self, place: tuple[int, str, str]) -> Counts:
         if len(self.by_place) >= MAX_ROWS:
             place = (place[0], OTHERS, OTHERS)

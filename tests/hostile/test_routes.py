@@ -1,9 +1,6 @@
 """Access to every route of router, replica and controller, by every kind of caller and every odd spelling."""
 
-import asyncio
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -18,7 +15,6 @@ from starlette.responses import Response
 from api.errors import ApiError
 from api.http.path import parse_path, parse_target, raw_path
 from api.http.routes import Role, Route, RouteMatch, RouteTable, guarded
-from api.http.server import http_server, listen
 from api.prompts.prompts import Prompts
 from api.tokens.tokenizer import ByteTokenizer
 from fleet.control import app as controller_app
@@ -33,6 +29,7 @@ from tests.docs.pages import ROOT
 from tests.hostile import route_tables
 from tests.replica.http.test_app import SILENT_ENGINE
 from tests.replica.http.test_app import serving as replica_serving
+from tests.replica.http.test_app import serving_app as serving
 from tests.replica.serving import config
 from tests.router.loopback import until
 from tests.router.scripted import Client, Script, connect, says, served
@@ -158,17 +155,6 @@ async def test_a_path_that_is_named_is_for_clients_and_nothing_beside_it() -> No
 
 
 # ---- replica and controller
-
-
-@asynccontextmanager
-async def serving(app: Any) -> AsyncIterator[int]:
-    server = http_server(app)
-    with listen("127.0.0.1", 0) as listener:
-        task = asyncio.create_task(server.serve(sockets=[listener]))
-        await server.listening.wait()
-        yield listener.getsockname()[1]
-        server.end()
-        await task
 
 
 async def asked_of(port: int, method: str, target: str, headers: dict[str, str]) -> int:

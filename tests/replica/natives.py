@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from replica.cli import replica
 from replica.model.demo import CACHE_VARIABLE
 from tests.events.processes import DEADLINE_S, wait_until
-from tests.replica.serving import MODEL, Replica
+from tests.replica.serving import MODEL, Replica, running
 
 COMMAND = (sys.executable, "-m", "fleet", "replica")
 QUIET = ("--port", 0, "--no-events", "--log-level", "warning")
@@ -39,15 +39,8 @@ class Native(Replica):
         return "".join(self.err).count(text)
 
 
-@contextmanager
-def native(model: Path | str, *options: object, **environment: str) -> Iterator[Native]:
-    running = Native(model, *options, **environment)
-    try:
-        running.wait_ready()
-        yield running
-    finally:
-        running.process.kill()
-        running.end(None)
+def native(model: Path | str, *options: object, **environment: str) -> AbstractContextManager[Native]:
+    return running(Native(model, *options, **environment))
 
 
 @contextmanager

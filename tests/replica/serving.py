@@ -9,9 +9,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from http.client import HTTPConnection, HTTPResponse
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -148,21 +148,23 @@ def config(simulated: SimulatedConfig = FAST, http: dict[str, Any] | None = None
     return ReplicaConfig(engine=EngineConfig(**(fields | engine), simulated=simulated), **({"port": 0} | (http or {})))
 
 
-@contextmanager
-def replica(simulated: SimulatedConfig = FAST, http: dict[str, Any] | None = None, **engine: Any) -> Iterator[Replica]:
-    with running(config(simulated, http, **engine)) as started:
-        yield started
+R = TypeVar("R", bound=Replica)
+
+
+def replica(
+    simulated: SimulatedConfig = FAST, http: dict[str, Any] | None = None, **engine: Any
+) -> AbstractContextManager[Replica]:
+    return running(Replica(config(simulated, http, **engine)))
 
 
 @contextmanager
-def running(config: ReplicaConfig, **environment: str) -> Iterator[Replica]:
-    running = Replica(config, **environment)
+def running(started: R) -> Iterator[R]:
     try:
-        running.wait_ready()
-        yield running
+        started.wait_ready()
+        yield started
     finally:
-        running.process.kill()
-        running.end(None)
+        started.process.kill()
+        started.end(None)
 
 
 def is_listening(port: int) -> bool:

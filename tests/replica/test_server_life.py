@@ -63,7 +63,7 @@ def wait_gone(*pids: int) -> float:
 
 
 def test_nothing_is_left_of_an_idle_replica_that_is_told_to_end(temporary: Path) -> None:
-    with running(config(), TMPDIR=str(temporary)) as served:
+    with running(Replica(config(), TMPDIR=str(temporary))) as served:
         assert not list(temporary.iterdir())  # the socket's file is gone as soon as both ends have it
         engine, port = served.engine_pid, served.port
         assert served.end() == 0

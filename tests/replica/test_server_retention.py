@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.chaos.routers import RouterProcess
 from tests.events.processes import wait_until
 from tests.replica.serving import MODEL, Replica, replica
 
@@ -32,7 +33,7 @@ def book(name: str, length: int = 320) -> str:
     return (f"{name} " * length)[:length]
 
 
-def ask(replica: Replica, text: str, control: Any = None, salt: str | None = None) -> Any:
+def ask(replica: Replica | RouterProcess, text: str, control: Any = None, salt: str | None = None) -> Any:
     from anthropic import Anthropic  # it takes a second, which each test process would need
 
     system: Any = [{"type": "text", "text": text} | ({} if control is None else {"cache_control": control})]

@@ -3,27 +3,9 @@
 from typing import Any
 
 from replica.config import SimulatedConfig
-from tests.chaos.routers import RouterProcess, router
-from tests.late import anthropic
+from tests.chaos.routers import router
 from tests.replica.serving import MODEL, Replica, replica
-
-SIZE = 16
-
-
-def book(name: str, length: int = 320) -> str:
-    return (f"{name} " * length)[:length]
-
-
-def ask(served: RouterProcess, text: str, control: Any = None, salt: str | None = None) -> "anthropic.types.Usage":
-    system: Any = [{"type": "text", "text": text} | ({} if control is None else {"cache_control": control})]
-    with anthropic.Anthropic(base_url=served.url, api_key="none", max_retries=0) as client:
-        return client.messages.create(
-            model=MODEL,
-            max_tokens=2,
-            system=system,
-            messages=[{"role": "user", "content": "?"}],
-            extra_body={} if salt is None else {"cache_salt": salt},
-        ).usage
+from tests.replica.test_server_retention import SIZE, ask, book
 
 
 def press(replicas: tuple[Replica, ...]) -> None:

@@ -331,9 +331,6 @@ class End(asyncio.Transport):
     def set_protocol(self, protocol: Any) -> None:
         self._protocol = protocol
 
-    def get_protocol(self) -> Any:
-        return self._protocol
-
     def is_closing(self) -> bool:
         return self._closing
 
@@ -352,9 +349,6 @@ class End(asyncio.Transport):
         self._high = HIGH_WATER if high is None else high
         self._low = self._high // 4 if low is None else low
 
-    def get_write_buffer_limits(self) -> tuple[int, int]:
-        return self._low, self._high
-
     def get_write_buffer_size(self) -> int:
         return len(self._unsent)
 
@@ -372,9 +366,6 @@ class End(asyncio.Transport):
         if len(self._unsent) > self._high and not self._is_full:
             self._is_full = True
             self._protocol.pause_writing()
-
-    def writelines(self, list_of_data: Any) -> None:
-        self.write(b"".join(list_of_data))
 
     @property
     def has_read_all(self) -> bool:

@@ -120,9 +120,6 @@ def replica_table(columns: Sequence[Column[ReplicaStatus]]) -> Table[ReplicaStat
     def place(row: ReplicaStatus) -> int:
         return STANDINGS.index(state_of(row))
 
-    def has_reasons(rows: Sequence[ReplicaStatus]) -> bool:
-        return any(reason_of(row) for row in rows)
-
     def style(row: ReplicaStatus) -> str:
         return STYLES.get(state_of(row), "")
 
@@ -130,7 +127,7 @@ def replica_table(columns: Sequence[Column[ReplicaStatus]]) -> Table[ReplicaStat
         name("replica", lambda row: row.name, style=lambda row: "" if row.available else DIM),
         Column("state", place, STANDINGS.__getitem__, 9, style=style, right=False, fit=True),
         *columns,
-        words("why", reason_of, drop_order=20, is_shown=has_reasons),
+        words("why", reason_of, drop_order=20, is_shown=lambda rows: any(map(reason_of, rows))),
     )
     return Table(all_columns, at("name"), found)
 

@@ -1,5 +1,7 @@
 """Speed is learned from the duration of steps, rates from counters at two times."""
 
+import random
+
 import pytest
 
 from events.native import Load
@@ -66,6 +68,16 @@ def test_a_few_short_prompts_do_not_seem_infinitely_fast() -> None:
     for _ in range(10):
         speed.add(40, 0.0201)
     assert speed.prefill_tokens_per_s == 0
+
+
+def test_the_growth_of_a_step_is_learned_from_batches_of_different_sizes() -> None:
+    speed, chance = Speed(), random.Random(0)
+    for _ in range(2000):
+        answers = chance.randint(1, 8)
+        speed.add(0, chance.gauss(0.015 + 0.004 * answers, 0.002), answers)
+    assert speed.growth_s == pytest.approx(0.004, rel=0.15)
+    speed.add(0, 30.0, 8)  # interrupted
+    assert speed.growth_s == pytest.approx(0.004, rel=0.25)
 
 
 def test_a_step_that_was_interrupted_does_not_make_it_slow() -> None:

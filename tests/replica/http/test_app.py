@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,17 @@ class BrokenTokenizer(ByteTokenizer):
 
 
 @asynccontextmanager
+async def serving_app(app: Any) -> AsyncIterator[int]:
+    server = http_server(app)
+    with listen("127.0.0.1", 0) as listener:
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        await server.listening.wait()
+        yield listener.getsockname()[1]
+        server.end()
+        await task
+
+
+@asynccontextmanager
 async def serving(
     command: Sequence[str] | None = None, prompts: Prompts | None = None, api_key: str | None = None
 ) -> AsyncIterator[int]:
@@ -32,13 +44,8 @@ async def serving(
     engine = await EngineClient.spawn(settings.engine, command)
     if command is None:
         await engine.ready()
-    server = http_server(build_app(engine, prompts or Prompts(ByteTokenizer()), settings))
-    with listen("127.0.0.1", 0) as listener:
-        task = asyncio.create_task(server.serve(sockets=[listener]))
-        await server.listening.wait()
-        yield listener.getsockname()[1]
-        server.end()
-        await task
+    async with serving_app(build_app(engine, prompts or Prompts(ByteTokenizer()), settings)) as port:
+        yield port
     await engine.close()
 
 

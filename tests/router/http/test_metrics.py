@@ -13,6 +13,7 @@ from router.http.metrics import metrics_text
 from router.members.members import ServedModel, approximate_prompts
 from router.prompts.tokens import Tokens
 from router.tenants.keys import keys_from_options
+from tests.replica.http.test_metrics import families
 from tests.router.loopback import until
 from tests.router.scripted import CHAT, MODEL, Call, Client, Script, Scripted, chat, connect, drops, named, says, served
 
@@ -21,13 +22,6 @@ ROW = re.compile(r"^\| `(warmroute_router:\S+)` \| (\w+) \| (.+) \|$", re.MULTIL
 GOOD = b'{"usage":{"prompt_tokens_details":{"cached_tokens":16}}}'
 
 Samples = dict[tuple[str, str], float]
-
-
-def families(text: str) -> dict[str, tuple[str, str]]:
-    return {
-        family.name + ("_total" if family.type == "counter" else ""): (family.type, family.documentation)
-        for family in text_string_to_metric_families(text)
-    }
 
 
 async def samples(client: Client) -> Samples:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.placement.cost import ALIKE_RATES, INFINITE, PROVEN_TOKENS, Candidate, Question, obstacles
+from router.placement.cost import ALIKE_RATES, BUSY_TOKENS, INFINITE, PROVEN_TOKENS, Candidate, Question, obstacles
 from router.placement.effects import MAX_LATER_S, PATIENCE
 from router.placement.load import ReplicaLoad
 from router.placement.policy import POLICIES, Ring, choose
@@ -92,9 +92,21 @@ def test_a_rate_of_a_few_samples_is_taken_for_the_mean_of_all() -> None:
     assert slow > others[0] == others[1]
 
 
-def test_running_requests_count_for_something() -> None:
-    assert chosen("cost", question(), [replica(0, running=20), replica(1)]) == "r1"
-    assert chosen("cost", question(), [replica(0), replica(1, all_in_flight=20)]) == "r0"
+def test_a_running_answer_costs_what_it_delays() -> None:
+    warm = replica(0, running=3, answer_delay_s=0.5)
+    for cold in (replica(1, answer_delay_s=0.5), replica(1)):  # one that is new has the price of the others
+        decision = choose("cost", question(4000, {0: 2000}), [warm, cold], random.Random(0))
+        assert decision.question.busy_tokens == pytest.approx(BUSY_TOKENS + 0.5 * RATE)
+        assert decision.chosen is cold
+    warm.answer_delay_s = cold.answer_delay_s = 0.01
+    assert choose("cost", question(4000, {0: 2000}), [warm, cold], random.Random(0)).chosen is warm
+
+
+def test_noise_in_what_answers_delay_moves_none_of_them() -> None:
+    candidates = [replica(slot, answer_delay_s=0.1 * (slot + 1)) for slot in range(3)]
+    for _ in range(30):
+        candidates[int(chosen("cost", question(1), candidates)[1:])].running += 1
+    assert [one.running for one in candidates] == [10, 10, 10]
 
 
 def test_a_replica_that_comes_back_is_dearer() -> None:
@@ -310,6 +322,12 @@ def test_an_unknown_policy_is_named() -> None:
 # ---- any questions
 
 
+def numbered(candidates: list[Candidate]) -> list[Candidate]:
+    for slot, candidate in enumerate(candidates):
+        candidate.name, candidate.slot = f"r{slot}", slot
+    return candidates
+
+
 CANDIDATES = st.lists(
     st.builds(
         Candidate,
@@ -324,10 +342,11 @@ CANDIDATES = st.lists(
         slowness=st.sampled_from([1.0, 3.0]),
         unavailable=st.sampled_from([None, None, "draining"]),
         max_model_len=st.none() | st.integers(1, 9000),
+        answer_delay_s=st.sampled_from([0.0, 0.1, 2.0]),
         may_try_anyway=st.booleans(),
     ),
     max_size=6,
-)
+).map(numbered)
 PLACES = st.dictionaries(st.integers(0, 5), st.integers(0, 9000).map(float))
 
 
@@ -355,8 +374,6 @@ QUESTIONS = st.builds(
 def test_a_choice_is_one_that_can_take_it_and_every_replica_has_a_reason(
     policy: str, question: Question, candidates: list[Candidate], seed: int
 ) -> None:
-    for slot, candidate in enumerate(candidates):
-        candidate.name, candidate.slot = f"r{slot}", slot
     ring = Ring(candidate.name for candidate in candidates)
     decision = choose(policy, question, candidates, random.Random(seed), ring)
     found = obstacles(candidates, question.tokens, question.tried, question.anyway)
@@ -370,3 +387,22 @@ def test_a_choice_is_one_that_can_take_it_and_every_replica_has_a_reason(
     ]
     assert all(verdict.why and (verdict.ttft_s or 0) > 0 for verdict in verdicts)
     assert able or decision.refusal()
+
+
+@given(QUESTIONS, CANDIDATES.filter(bool), st.data())
+def test_more_running_answers_make_no_replica_cheaper_and_their_price_decides_nothing_without_any(
+    question: Question, candidates: list[Candidate], data: st.DataObject
+) -> None:
+    before = choose("cost", question, candidates, random.Random(0)).costs
+    busier = data.draw(st.integers(0, len(candidates) - 1))
+    candidates[busier].running += data.draw(st.integers(1, 50))
+    after = choose("cost", question, candidates, random.Random(0)).costs
+    assert after[busier] >= before[busier]
+    assert after[:busier] + after[busier + 1 :] == before[:busier] + before[busier + 1 :]
+    for one in candidates:
+        one.running = one.all_in_flight = 0
+    priced = choose("cost", question, candidates, random.Random(0))
+    for one in candidates:
+        one.answer_delay_s = 0.0
+    unpriced = choose("cost", question, candidates, random.Random(0))
+    assert (priced.chosen, priced.costs) == (unpriced.chosen, unpriced.costs)

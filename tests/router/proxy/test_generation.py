@@ -1,7 +1,6 @@
 """A generation request's way through failures, where tests/router/flow/test_traces.py does not tell it."""
 
 import asyncio
-import gc
 import json
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -19,6 +18,7 @@ from router.proxy.answer import Answer
 from router.proxy.request import Request
 from router.tenants.keys import Key, digest_of
 from tests.router.loopback import until
+from tests.router.records.test_request_log import no_request_in_a_cycle
 from tests.router.scripted import (
     CHAT,
     COMPLETIONS,
@@ -920,15 +920,6 @@ async def test_a_long_body_that_is_refused_is_not_kept_in_a_cycle_of_references(
     """The collector may take its time, and bodies are megabytes."""
     body = {"model": MODEL, "prompt": "x" * 200_000}
     async with served(*Script(says(b"{}")).replicas(1, native=True)) as running, connect(running.port) as client:
-        gc.collect()
-        gc.disable()
-        try:
+        with no_request_in_a_cycle():
             client.send("POST", COMPLETIONS, body)
             assert (await client.answer()).status == 400
-            gc.set_debug(gc.DEBUG_SAVEALL)
-            gc.collect()
-            assert [kept for kept in gc.garbage if isinstance(kept, Request)] == []
-        finally:
-            gc.set_debug(0)
-            gc.garbage.clear()
-            gc.enable()

@@ -5,6 +5,8 @@ import json
 import logging
 import os
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -203,24 +205,31 @@ async def test_a_session_that_is_not_unicode_spoils_no_line(tmp_path: Path) -> N
     assert lines_of(log)[-1].session == "k"
 
 
+@contextmanager
+def no_request_in_a_cycle() -> Iterator[None]:
+    """Check that none of the block's is left to the garbage collector."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        assert [kept for kept in gc.garbage if isinstance(kept, Request)] == []
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+
 @pytest.mark.parametrize("log_prompts", [False, True])
 async def test_an_answered_request_is_not_kept_in_a_cycle_of_references(tmp_path: Path, log_prompts: bool) -> None:
     """The router's collector does not look at it for long, and bodies are megabytes."""
     given: dict[str, Any] = {"request_log": str(tmp_path / "log"), "log_prompts": log_prompts}
     async with served(*Script(says(GOOD)).replicas(1), **given) as running, connect(running.port) as client:
-        gc.collect()
-        gc.disable()
-        try:
+        with no_request_in_a_cycle():
             for _ in range(3):
                 assert (await client.post(CHAT, chat(SECRET))).status == 200
             await running.idle()
-            gc.set_debug(gc.DEBUG_SAVEALL)
-            gc.collect()
-            assert [kept for kept in gc.garbage if isinstance(kept, Request)] == []
-        finally:
-            gc.set_debug(0)
-            gc.garbage.clear()
-            gc.enable()
     assert len(lines_of(tmp_path / "log")) == 3
 
 
