@@ -18,6 +18,7 @@ PARTS = (
 BY_NAME = (
     "demo",
     "peers",
+    "sessions",
     "screenshots",
     "film",
     "terminal",
@@ -42,14 +43,14 @@ def main() -> None:
         help=f"of {', '.join(PARTS)}, which are all run by default, and {', '.join(BY_NAME)}",
     )
     parser.add_argument("--rounds", type=int, default=5, help="rounds per figure, of which the median is printed")
-    parser.add_argument("--small", action="store_true", help="peers: a short trial")
+    parser.add_argument("--small", action="store_true", help="peers, sessions: a short trial")
     arguments = parser.parse_args()
     unknown = set(arguments.parts) - {*PARTS, *BY_NAME}
     if unknown:
         sys.exit(f"no benchmark named {', '.join(sorted(unknown))}; there are {', '.join((*PARTS, *BY_NAME))}")
     print(f"On {machine()}; CPU time, median of {arguments.rounds} rounds (lowest to highest).\n")
     for part in arguments.parts:
-        options: dict[str, Any] = {"small": True} if arguments.small and part == "peers" else {}
+        options: dict[str, Any] = {"small": True} if arguments.small and part in ("peers", "sessions") else {}
         import_module(f"tests.bench.{part}").run(arguments.rounds, **options)
 
 
