@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import click
@@ -61,10 +62,17 @@ def unknown_word(line: str) -> str | None:
     return None
 
 
+def help_option(command: click.Command, ctx: click.Context, of: Any = click.Command.get_help_option) -> Any:
+    """Its `--help` and `-h`: click keeps the option of a first call, in which a test may have called it by itself."""
+    vars(command)["_help_option"] = None
+    return of(command, ctx)
+
+
 def real_output(command: str) -> str:
     """Run `warmroute ...` as a terminal of 100 columns without colours would show it."""
     shown = patch.dict(os.environ, {"COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1"})
-    with shown, redirect_stdout(StringIO()) as output:
+    anew = patch.object(click.Command, "get_help_option", help_option)
+    with shown, anew, redirect_stdout(StringIO()) as output:
         warmroute.main(shlex.split(command)[1:], prog_name="warmroute", standalone_mode=False)
     return output.getvalue()
 
