@@ -10,7 +10,6 @@ from typing import Any
 PARTS = (
     "events",
     "index",
-    "decisions",
     "front",
     "fleet",
 )
