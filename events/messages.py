@@ -267,6 +267,10 @@ class Decoder:
             return RejectedEvent(str(error))
 
 
+def decode_batch(payload: bytes) -> EventBatch:
+    return Decoder().decode(payload)
+
+
 def decode_tokens(event: BlockStored) -> BlockStored:
     """The event with its token ids decoded, if a skimming decoder had left them raw; ValueError if they are none."""
     if isinstance(event, _StoredSkimmed):

@@ -39,6 +39,7 @@ from replica.tiers.mover import HostMemory, Mover
 
 log = logging.getLogger(__name__)
 
+LOG_INTERVAL_S = 10.0
 REPORT_INTERVAL_S = 0.25
 TOO_LARGE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 BESIDE_POLL_S = 0.001  # the pause when nothing is to compute, but other threads have constraints or blocks under way
@@ -226,6 +227,7 @@ class Loop:
         self._check_asked = False
         self._report_at_s = 0.0
         self._now_s = engine.clock.now_s
+        self._log_at_s = self._now_s() + LOG_INTERVAL_S
 
     def run(self) -> None:
         self.greet()
@@ -295,6 +297,10 @@ class Loop:
             if self.publisher is not None:
                 self.publisher.report(stats.load)
             self._send(stats)
+            if self._now_s() >= self._log_at_s:
+                self._log_at_s = self._now_s() + LOG_INTERVAL_S
+                if stats.rates.prompt_tokens_per_s or stats.rates.generated_tokens_per_s or stats.load.running:
+                    log.info("%s", describe(stats))
 
     def ask_for_check(self, *_: object) -> None:
         """A signal handler: a step may be half done, so the loop checks when it is."""
@@ -333,6 +339,16 @@ def cpu_wait_s() -> float:
         return int(Path("/proc/thread-self/schedstat").read_bytes().split()[1]) / 1e9
     except (OSError, IndexError):
         return 0.0
+
+
+def describe(stats: messages.Stats) -> str:
+    load, rates = stats.load, stats.rates
+    return (
+        f"running {load.running}, waiting {load.waiting}, cache {rates.utilization:.1%} in use, "
+        f"{rates.unreferenced_fraction:.1%} reusable, hit rate {rates.token_hit_rate:.1%}, "
+        f"prompt {rates.prompt_tokens_per_s:,.0f} tok/s, generated {rates.generated_tokens_per_s:,.0f} tok/s, "
+        f"evictions {rates.evictions_per_s:,.1f}/s, preemptions {stats.preemptions}"
+    )
 
 
 if __name__ == "__main__":

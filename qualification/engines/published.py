@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import zmq
 
-from events.messages import Decoder, EventBatch
+from events.messages import EventBatch, decode_batch
 from qualification.engines.engine import Engine
 
 QUIET_MS = 500  # no batch is under way if none has come for this long
@@ -24,7 +24,7 @@ class Published:
         while socket.poll(QUIET_MS):
             _, number, payload = socket.recv_multipart()
             assert int.from_bytes(number, "big") == len(batches), f"rank {rank}: no batch has number {len(batches)}"
-            batches.append(Decoder().decode(payload))
+            batches.append(decode_batch(payload))
         return batches
 
 

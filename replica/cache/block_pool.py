@@ -4,7 +4,7 @@ A block is in one of three states, and two events move it:
 
     free              unnamed, no reference     at the front of the free queue
     live              referenced                not in the queue; named as soon as it is full
-    cached and free   named, no reference       in the queue, least recently used first, and what was used once sooner
+    cached and free   named, no reference       in the queue, least recently used first
 
     take      free -> live, cached and free -> live: as a hit it keeps its name, as a new block it loses it (eviction)
     release   live -> cached and free if it is named, live -> free if not
@@ -76,8 +76,7 @@ class BlockPool:
         # Memory is seen in two ways: `array` is faster for one slot, numpy (`_many`) for several.
         self._references = array("i", bytes(4 * num_blocks))
         self._many_references = np.frombuffer(self._references, np.int32)
-        self._again = np.zeros(num_blocks, np.bool_)  # blocks that a request has used as a hit
-        self._queue = FreeQueue(num_blocks, self._again)  # idle blocks that are retained are not in it
+        self._queue = FreeQueue(num_blocks)  # idle blocks that are retained are not in it
         self.retention = Retention(num_blocks, retained_blocks, retained_per_tenant)
         self._contents = Contents(num_blocks, block_size, host_slots + disk_slots)
         self._names = Names(num_blocks)
@@ -150,13 +149,12 @@ class BlockPool:
             return None
         if hits:
             self.touch(hits)
-        blocks = self._queue.pop(min(new, self._queue.length))
-        if (short := new - len(blocks)) > 0:
-            ended = self.retention.end(self.retention.first_to_go(short))
-            blocks += ended[:short].tolist()
-            self._queue.append(ended[short:])
+        if new > self._queue.length:
+            # Let this many retained blocks be handed out.
+            self._queue.append(self.retention.end(self.retention.first_to_go(new - self._queue.length)))
+        blocks = self._queue.pop(new)
         slots = np.array(blocks, np.intp)
-        self._many_references[slots], self._again[slots] = 1, False
+        self._many_references[slots] = 1
         findable = slots[self._contents.is_findable(slots)]
         if findable.size:
             self._evict(findable)
@@ -165,7 +163,6 @@ class BlockPool:
     def touch(self, blocks: Sequence[int]) -> None:
         """Add a reference to each block, and take it out of the free queue."""
         references, filled = self._references, self._contents.filled
-        self._again[np.array(blocks, np.intp)] = True
         rescued: list[int] = []
         for block in blocks:
             if not references[block]:

@@ -80,7 +80,7 @@ class Tier:
         assert not left.size or left.min() >= 0, f"{self.medium}: one of {slots} is released more often than held"
         self._many_holders[own] = left
         freed = own[left == 0]
-        named = self._contents.is_full(freed + self.first)
+        named = self._is_named(freed)
         (self._queue.prepend if next_to_go else self._queue.append)(freed[named])
         self._queue.prepend(freed[~named])
 
@@ -97,7 +97,7 @@ class Tier:
         own = np.array(self._queue.pop(min(count, self._queue.length)), np.intp)
         slots = own + self.first
         self._many_holders[own] = 1
-        named = slots[self._contents.is_full(slots)]
+        named = slots[self._is_named(own)]
         self.evictions += len(named)
         self._forget(named)
         return slots
@@ -148,6 +148,9 @@ class Tier:
         self._names.remove_many(slots - self.first)
         self._contents.forget(slots)
         self.named -= len(slots)
+
+    def _is_named(self, own: Slots) -> "np.typing.NDArray[np.bool_]":
+        return self._contents.is_full(own + self.first)
 
     # ---- say
 

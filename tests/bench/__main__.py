@@ -10,6 +10,7 @@ from typing import Any
 PARTS = (
     "events",
     "index",
+    "decisions",
     "front",
     "fleet",
 )

@@ -8,7 +8,7 @@ import pytest
 pytestmark = pytest.mark.grid
 
 
-@pytest.mark.parametrize("part", ["front"])
+@pytest.mark.parametrize("part", ["decisions", "front"])
 def test_a_part_prints_its_figures(part: str) -> None:
     command = [sys.executable, "-m", "tests.bench", part, "--rounds", "1"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

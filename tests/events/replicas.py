@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from events.blocks import block_keys, root_key
 from events.cli import events
-from events.messages import BlockRemoved, BlockStored, Decoder, KnownEvent
+from events.messages import BlockRemoved, BlockStored, KnownEvent, decode_batch
 from events.native import Load
 from events.publisher import Publisher, PublisherConfig
 from tests.events.processes import FREE, wait_until
@@ -64,7 +64,7 @@ class Replica:
 
     def step(self, batches: int) -> None:
         for _ in range(batches):
-            self.publisher.publish(Decoder().decode(self.engine.step()).events)  # type: ignore[arg-type]
+            self.publisher.publish(decode_batch(self.engine.step()).events)  # type: ignore[arg-type]
 
     def hashes(self, tokens: Sequence[int]) -> list[int]:
         keys = block_keys(tokens, BLOCK_SIZE, root_key("", None, None, BLOCK_SIZE))

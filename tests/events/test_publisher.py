@@ -17,9 +17,9 @@ from events.messages import (
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
-    Decoder,
     EventBatch,
     KnownEvent,
+    decode_batch,
     encode_batch,
 )
 from events.mirror import Mirror
@@ -87,7 +87,7 @@ def test_frames_are_topic_sequence_and_a_batch_that_vllm_would_send(connect: Con
         topic, seq, payload = socket.recv_multipart()
     assert topic == b"kv@a@m"
     assert int.from_bytes(seq, "big") == publisher.seq
-    batch = Decoder().decode(payload)
+    batch = decode_batch(payload)
     assert batch.events == [stored(1, 2, 3, 4)]
     assert encode_batch(batch) == payload
 
@@ -108,7 +108,7 @@ def test_replay_gives_what_was_sent_from_the_start_asked_and_ends_with_the_marke
         replies = replay(connect(zmq.DEALER, publisher.endpoints.replay), 3)
     assert [int.from_bytes(frames[2], "big") for frames in replies] == [3, 4]
     assert all(frames[:2] == [b"", b"t"] for frames in replies)
-    assert Decoder().decode(replies[0][3]).events == [stored(3, 0, 0, 0)]
+    assert decode_batch(replies[0][3]).events == [stored(3, 0, 0, 0)]
 
 
 def test_replay_begins_silently_at_the_oldest_batch_kept(connect: Connect) -> None:
@@ -144,7 +144,7 @@ def test_an_event_that_cannot_be_encoded_leaves_no_hole_and_takes_no_other_with_
         publisher.publish([AllBlocksCleared()])
         wait_until(lambda: publisher.seq == 2)
         replies = replay(connect(zmq.DEALER, publisher.endpoints.replay), 0)
-    assert [Decoder().decode(frames[3]).events for frames in replies] == [
+    assert [decode_batch(frames[3]).events for frames in replies] == [
         [stored(1, 2, 3, 4)],
         [stored(5, 6, 7, 8)],
         [AllBlocksCleared()],
@@ -157,7 +157,7 @@ def snapshot(socket: "zmq.Socket[bytes]") -> tuple[Any, Resolver]:
     header = decode_snapshot_header(socket.recv_multipart()[1])
     resolver = Resolver("m")  # as a foreign stream: every key is computed from parents and tokens anew
     for _ in range(header.batches):
-        resolver.apply(Decoder().decode(socket.recv_multipart()[1]).events)
+        resolver.apply(decode_batch(socket.recv_multipart()[1]).events)
     return header, resolver
 
 
@@ -206,7 +206,7 @@ def test_close_sends_what_is_queued_and_may_be_called_twice(connect: Connect) ->
     publisher.publish([stored(1, 2, 3, 4)])
     publisher.close()
     publisher.close()
-    assert Decoder().decode(socket.recv_multipart()[2]).events == [stored(1, 2, 3, 4)]
+    assert decode_batch(socket.recv_multipart()[2]).events == [stored(1, 2, 3, 4)]
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ def test_a_mirror_of_several_tiers_and_groups_has_the_resolvers_digest() -> None
     live.apply(events)
     rebuilt = Resolver("m", native=True)
     for payload in mirror.snapshot(0.0):
-        rebuilt.apply(Decoder().decode(payload).events)
+        rebuilt.apply(decode_batch(payload).events)
     assert mirror.digest() == live.digest() == rebuilt.digest()
     assert copies(live) == copies(rebuilt)
     mirror.apply([BlockRemoved(stored(1, 2, 3, 4).block_hashes, "CPU")])

@@ -17,7 +17,7 @@ import torch
 import zmq
 from safetensors.torch import save_file
 
-from events.messages import BlockStored, Decoder
+from events.messages import BlockStored, decode_batch
 from replica.model.config import parse_config
 from replica.transformer import Transformer
 from tests.gpu.engines import RandomWeights, fields_of
@@ -196,7 +196,7 @@ def events(table: Table, name: str, served: Served) -> None:
             prompts += 1
             whole(served, "/v1/completions", {"model": "model", "prompt": f"{prompts}: {TEXT}", "max_tokens": 1})
             while socket.poll(300):
-                batch = Decoder().decode(socket.recv_multipart()[-1])
+                batch = decode_batch(socket.recv_multipart()[-1])
                 stored += sum(len(event.block_hashes) for event in batch.events if isinstance(event, BlockStored))
     table.check(f"{name}: events", stored > 0, f"{stored} blocks stored, after {prompts} prompts", "> 0")
 

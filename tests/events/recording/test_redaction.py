@@ -12,7 +12,7 @@ import pytest
 from events.blocks import block_keys, root_key
 from events.cache.hash_chain import pickled
 from events.cache.pool import fold
-from events.messages import BlockRemoved, BlockStored, Decoder, EventBatch, Hash, KnownEvent, encode_batch
+from events.messages import BlockRemoved, BlockStored, EventBatch, Hash, KnownEvent, decode_batch, encode_batch
 from events.native import Load, SnapshotHeader, Status, encode_native
 from events.recording.recording import Recorder, Recording, feed_record, redacted_copy
 from events.recording.redaction import HOLD_S
@@ -101,9 +101,7 @@ def redacted_events(path: Path, records: list[Record]) -> list[list[object]]:
         for record in records:
             recorder.write(record)
     return [
-        list(Decoder().decode(record.frames[2]).events)
-        for record in Recording(path).records()
-        if record.seq is not None
+        list(decode_batch(record.frames[2]).events) for record in Recording(path).records() if record.seq is not None
     ]
 
 
@@ -165,11 +163,11 @@ def test_what_cannot_be_read_stays_unreadable_and_is_blanked(tmp_path: Path) -> 
             recorder.write(record)
     assert b"secret" not in (tmp_path / "a.wre").read_bytes()
     read = list(Recording(tmp_path / "a.wre").records())
-    kinds = [type(one).__name__ for one in Decoder().decode(read[0].frames[2]).events]
+    kinds = [type(one).__name__ for one in decode_batch(read[0].frames[2]).events]
     assert kinds == ["RejectedEvent", "UnknownEvent"]
     assert [len(frame) for frame in read[3].frames] == [11] * 5
     with pytest.raises(ValueError, match="not msgpack"):
-        Decoder().decode(read[1].frames[2])
+        decode_batch(read[1].frames[2])
 
 
 def test_a_native_stream_keeps_its_hashes_digests_and_snapshots(tmp_path: Path) -> None:

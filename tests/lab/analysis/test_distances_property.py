@@ -1,7 +1,6 @@
 """Stack distances against a list of blocks for every size of cache, and against the engine's own pool."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,8 +10,6 @@ from lab.trace.requests import Trace
 from replica.cache.block_pool import BlockPool
 from replica.cache.chain import Chain
 from tests.lab.analysis.trees import BLOCK_TOKENS, found_by_a_list, full_blocks, traces
-
-pytestmark = pytest.mark.usefixtures("least_recently_used")
 
 
 def found_by_the_pool(trace: Trace, capacity: int) -> int:

@@ -12,8 +12,6 @@ from lab.trace.requests import Trace, at_rate, coarsened
 from tests.lab.published import published
 from tests.lab.traffic import agents, conversations
 
-pytestmark = pytest.mark.usefixtures("least_recently_used")
-
 TRACES = [conversations(400), coarsened(agents(400), 4)]
 SOME_REQUESTS = 3000
 LOAD = 0.02  # so low that hardly any two requests run at once: one that runs holds blocks that are not evicted

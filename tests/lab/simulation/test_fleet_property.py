@@ -2,15 +2,12 @@
 
 from collections import OrderedDict
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.simulation.fleet import simulated
 from lab.simulation.settings import Settings
 from lab.trace.requests import Trace, TraceRequest
-
-pytestmark = pytest.mark.usefixtures("least_recently_used")
 
 BLOCK = 8
 # Odd numbers, so that no two things happen at the same time: their order would then be anybody's.

@@ -1,6 +1,5 @@
 """The block pool, one rule a test; docs/concepts.md tells the same in prose."""
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 from events.messages import BlockRemoved, BlockStored
 from replica.cache.block_pool import BlockPool
 from replica.cache.contents import NOT_NAMED
-from replica.cache.free_queue import FASTER
 from replica.cache.names import NO_MATCH, NO_PART, Match, PartialBlock
 from tests.replica.engines import SIZE, admit, chain, forged, serve
 
@@ -361,23 +359,6 @@ def test_evicted_blocks_are_announced_when_their_slots_are_handed_out_and_not_be
     assert [type(event) for event in pool.take_events()] == [BlockStored]
     pool.take([], 1)
     assert pool.take_events() == [BlockRemoved([chain(A + B).keys[1]], "GPU")]
-
-
-@pytest.mark.parametrize("faster", [1, FASTER])
-def test_a_flood_of_prompts_that_never_come_again_leaves_what_others_come_back_to(
-    faster: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("replica.cache.free_queue.FASTER", faster)
-    pool, floods, prompt = BlockPool(64, SIZE), itertools.count(1000, 100), [*range(8 * SIZE), *MORE]
-    serve(pool, chain(prompt))
-    serve(pool, chain(prompt))
-    for _ in range(3 * 64 // 8):
-        serve(pool, chain(range(first := next(floods), first + 8 * SIZE)))
-    assert hits(pool, prompt) == (8 if faster > 1 else 0), "three times the cache"
-    for _ in range(9 * 64 // 8):
-        serve(pool, chain(range(first := next(floods), first + 8 * SIZE)))
-    assert hits(pool, prompt) == 0, "nothing stays for ever"
-    pool.check()
 
 
 # ---- check() sees what is wrong

@@ -5,7 +5,7 @@ The vocabulary has two tokens and a block few of them, so that prefixes really m
 """
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple, TypeAlias
 
@@ -19,7 +19,6 @@ from events.messages import AllBlocksCleared, BlockRemoved, BlockStored
 from replica.cache.block_pool import BlockPool
 from replica.cache.chain import Chain
 from replica.cache.contents import NOT_NAMED
-from replica.cache.free_queue import FASTER
 from replica.cache.names import NO_PART, Match, Names, PartialBlock, Slots
 from tests.replica.careless import run_careless
 
@@ -56,28 +55,6 @@ class Mark(NamedTuple):
     ttl_s: float
 
 
-class Queue:
-    """Free blocks: those in front, and used ones, each with the time, in blocks that come or go, when it came."""
-
-    def __init__(self, blocks: Iterable[int]) -> None:
-        self.front = list(blocks)
-        self.used: list[tuple[int, bool, int]] = []
-        self.time = 0
-
-    def __iter__(self) -> Iterator[int]:
-        yield from self.front
-        left = list(self.used)
-        while left:
-            oldest = [next(one for one in left if one[1] is again) for again in {one[1] for one in left}]
-            first = max(oldest, key=lambda one: (1 if one[1] else FASTER) * (self.time - one[0]) + (not one[1]) / 2)
-            left.remove(first)
-            yield first[2]
-
-    def remove(self, block: int) -> None:
-        self.front = [one for one in self.front if one != block]
-        self.used = [one for one in self.used if one[2] != block]
-
-
 class Model:
     """A pool as it would be explained on a blackboard."""
 
@@ -89,8 +66,7 @@ class Model:
         self.rested = 0
         self.now_s = 0.0
         self.tails: dict[int, Content] = {}
-        self.queue = Queue(range(num_blocks))
-        self.again: set[int] = set()
+        self.queue = list(range(num_blocks))
         self.references = [0] * num_blocks
         self.named: dict[int, tuple[int, Content]] = {}
         self.holders: dict[int, list[int]] = {}  # by key, in the order they were named
@@ -134,7 +110,6 @@ class Model:
         rest = [block for block in self.free if block not in hits]
         if len(rest) < new:
             return None
-        self.queue.time += len({*rest[:new]} & {*self.queue})
         for block in [*hits, *rest[:new]]:
             self.rescue(block)
         for block in rest[:new]:
@@ -148,7 +123,6 @@ class Model:
                     del self.holders[key]
         for block in [*hits, *rest[:new]]:
             self.references[block] += 1
-        self.again = (self.again | {*hits}) - {*rest[:new]}
         return [*hits, *rest[:new]]
 
     def store(self, request: Held, start: int, stop: int) -> int:
@@ -170,22 +144,17 @@ class Model:
             if not self.references[block] and block in self.marks:
                 self.rested += 1
                 self.resting.append((self.now_s + self.marks[block].ttl_s, self.rested, block))
-            elif not self.references[block] and (block in self.named or block in self.tails):
-                self.wait(block)
             elif not self.references[block]:
-                unnamed.append(block)
-        self.queue.front = unnamed + self.queue.front
-
-    def wait(self, block: int) -> None:
-        self.queue.used.append((self.queue.time, block in self.again, block))
-        self.queue.time += 1
+                (self.queue if block in self.named or block in self.tails else unnamed).append(block)
+        self.queue = unnamed + self.queue
 
     @property
     def free(self) -> list[int]:
         return [*self.queue, *(block for *_, block in sorted(self.resting))]
 
     def rescue(self, block: int) -> None:
-        self.queue.remove(block)
+        if block in self.queue:
+            self.queue.remove(block)
         self.resting = [rest for rest in self.resting if rest[-1] != block]
 
     def retain(self, blocks: Iterable[int], tenant: str | None, ttl_s: float) -> None:
@@ -210,7 +179,7 @@ class Model:
         """Let a resting block be one like any other."""
         self.resting.remove(rest)
         del self.marks[rest[-1]]
-        self.wait(rest[-1])
+        self.queue.append(rest[-1])
 
     def expire(self, now_s: float) -> None:
         self.now_s = now_s
@@ -423,8 +392,9 @@ class World(RuleBasedStateMachine):
             self.model.named.clear()
             self.model.tails.clear()
             self.model.holders.clear()
-            for rest in sorted(self.model.resting):
-                self.model.let_go(rest)
+            self.model.queue += [block for *_, block in sorted(self.model.resting)]
+            self.model.marks.clear()
+            self.model.resting.clear()
 
     # ---- invariants
 
