@@ -76,7 +76,8 @@ def stream_of(
 
 def whole_of(tokens: list[int], response_id: str | None, created: int | None, **more: Any) -> bytes:
     """The same as a whole answer."""
-    message = {"role": "assistant", "content": "".join(map(chr, tokens)), "refusal": None, "annotations": []}
+    said = "".join(map(chr, tokens))
+    message: dict[str, Any] = {"role": "assistant", "content": said, "refusal": None, "annotations": []}
     told = {"id": response_id, "object": "chat.completion", "created": created, "model": MODEL}
     end = {"logprobs": None, "finish_reason": "length", "stop_reason": None}
     return encode({**told, "choices": [{"index": 0, "message": message, **end}], **more})

@@ -73,7 +73,7 @@ def test_several_neighbours_each_give_a_part_and_the_newest_sessions_follow(
     for session in range(8):
         one.serve(chain([*tokens_of(8, 1000 * session), 1]))
         other.serve(chain([*tokens_of(8, 1000 * session + 500), 1]))
-    pool, _ = filled(one.source.endpoint, NOBODY, other.source.endpoint, blocks=4 * 32)
+    pool, _ = filled(one.source.endpoint, other.source.endpoint, blocks=4 * 32)
     assert pool.named == 32
     for begin in (0, 500):
         prompts = (chain([*tokens_of(8, 1000 * session + begin), 1]) for session in range(8))
