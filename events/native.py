@@ -32,7 +32,7 @@ class Load(Struct, frozen=True, omit_defaults=True):
     load_tokens_per_s: Rates = {}  # blocks brought back, by source: CPU, STORAGE, or PULL from a neighbour
     loading_tokens: Count = 0  # tokens of admitted requests that are being brought back or wait for it
     host_blocks: Count = 0  # the size of host memory behind the cache
-    answer_delay_s: Rate = 0.0  # what one more running answer delays another one, from its first token to its last
+    answer_delay_s: Rate = 0.0  # one more running answer delays another one by this, in all its length
 
 
 class Status(Struct, frozen=True):

@@ -112,7 +112,7 @@ class HfTokenizer:
         check_size(file, MAX_TOKENIZER_BYTES)
         try:
             self._tokenizer = Tokenizers.from_file(str(file))
-        except Exception as error:  # it raises nothing more exact
+        except Exception as error:  # `tokenizers` raises nothing more exact
             raise ValueError(f"{file} is not a tokenizer: {error}") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()

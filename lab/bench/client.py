@@ -94,7 +94,7 @@ class Outcome(Struct):
     replica: str | None = None
     events: int = 0  # those with a token in them
     gaps_s: list[float] = []  # between those
-    session_turns: int = 0  # of its session, if it has one
+    session_turns: int = 0  # its session has so many; 0: it has none
     retry_after_s: int | None = None  # told with status 429
     sent_away: int = 0  # how often it was, and came again when told
 

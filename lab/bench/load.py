@@ -182,9 +182,10 @@ class LoadGenerator:
                     self._unfinished += 1
                     asked.abandon()
                     raise
-                if outcome.retry_after_s is None or not self._limits.comes_again:
+                pause_s = outcome.retry_after_s if self._limits.comes_again else None
+                if pause_s is None or (self._until_s is not None and self._now_s() + pause_s >= self._until_s):
                     break
-                await asyncio.sleep(outcome.retry_after_s)
+                await asyncio.sleep(pause_s)
                 outcome.comes_again()
             answers = (*answers, "".join(asked.said))
             self.outcomes.append(outcome)

@@ -21,7 +21,7 @@ from replica.cache.names import NOBODY, Slots
 
 SEVERAL = -1  # instead of the next identity, if more than one has followed
 NOT_NAMED = -1  # instead of the parent's identity, also of a block that is no tail either
-MOST_TOKENS = 131_072  # of the prefixes that a neighbour is told of: twice as many fit into an answer
+MOST_TOKENS = 131_072  # a neighbour is told of prefixes with so many at most; twice as many fit into an answer
 FEW = 64  # blocks whose tokens are compared all at once
 
 
@@ -166,7 +166,7 @@ class Contents:
             left -= len(path)
             if left < 0:
                 break
-            if not identity and len(told.union(path)) <= most_blocks:
+            if not identity and len(told) + sum(slot not in told for slot in path) <= most_blocks:
                 told.update(path)
                 path.reverse()
                 own = [keys_in(self.exact.get(slot), index) for index, slot in enumerate(path)]

@@ -55,7 +55,7 @@ class Engine:
         self.runner = runner
         self.clock = clock
         self.mover = mover  # None: there is no medium below the pool
-        self.digests: dict[str, str] | None = None  # of adapters' files; None: names of adapters only name blocks
+        self.digests: dict[str, str] | None = None  # one for each adapter; None: adapters only name blocks
         if runner.adapters is not None:
             self.digests = {name: adapter.digest for name, adapter in runner.adapters.loaded.items()}
         events = config.events is not None

@@ -6,7 +6,7 @@ from api.measured_rate import MeasuredRate
 from replica.messages import Rates, Stats
 
 HALF_LIFE_STEPS = 200.0
-GROWTH_WEIGHT = 0.005  # of a step whose number of answers is far from the mean
+GROWTH_WEIGHT = 0.005  # a step counts so much if its number of answers is far from the mean
 OUTLIER = 2.0  # a step counts as at most this many usual ones: its process was interrupted
 MIN_PREFILL_TOKENS = 32  # the duration of a step with fewer says nothing about prefill
 SAMPLE_TOKENS = 512  # a sample has these of a few steps: the time of one with a short prompt is mostly noise

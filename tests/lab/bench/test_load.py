@@ -137,6 +137,12 @@ def test_a_recorded_session_comes_again_when_told_and_its_turns_follow_its_answe
     assert [one.error for one in ran()] == ["status 429", None], "without that, it fails"
 
 
+def test_nobody_comes_again_when_the_time_is_over() -> None:
+    with endpoint(lambda call: call.refuse(429, "full", retry_after="0")) as server:
+        [only] = outcomes(closed(server.url, singles(1), clients=1, comes_again=True, for_s=0.05))
+    assert only.error == "status 429" and only.sent_away
+
+
 # ---- failures
 
 
