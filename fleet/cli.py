@@ -53,10 +53,6 @@ COMMANDS = {
     "fetch": ("replica.cli:fetch", "Put the files of a model into a folder, for replicas or routers to read."),
     "logs": ("fleet.commands.logs:logs", "Show the log of a replica."),
     "picker": ("router.process.cli:picker", "Pick the replica of each request that a gateway forwards."),
-    "prefixes": (
-        "fleet.commands.router:prefixes",
-        "Show prefixes that recent prompts share, and the replicas that hold them.",
-    ),
     "replica": ("replica.cli:replica", "Serve a model from one engine with a prefix cache."),
     "restart": ("fleet.commands.change:restart", "Replace a model's replicas one by one, losing no request."),
     "router": (
@@ -72,7 +68,7 @@ COMMANDS = {
     "size": ("lab.commands.size:size", "Compute how much KV cache fits beside a model on a device."),
     "status": ("fleet.commands.status:status", "Show a fleet's models and replicas, and how busy they are."),
     "usage": ("fleet.commands.router:usage", "Show how many tokens each API key has used, by day and model."),
-    "top": ("fleet.commands.router:top", "Watch a router live: replicas, event streams, hot prefixes, decisions."),
+    "top": ("fleet.commands.router:top", "Watch a router live: replicas, event streams, decisions, sessions."),
     "up": ("fleet.up.command:up", "Start replicas, here or over a Ray cluster, and a router with the OpenAI API."),
 }
 

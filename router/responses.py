@@ -210,6 +210,29 @@ class DecisionList(Struct, frozen=True):
     decisions: list[DecisionRecord]
 
 
+# ---- GET /sessions
+
+
+class SessionRow(Struct, frozen=True):
+    session: str
+    context_tokens: int
+    waits_s: float | None = None  # to begin; None: it has begun
+    is_here: bool = True  # its client waits; else it was told to come again
+    turns: int = 0
+    running: int = 0
+    gap_s: float | None = None  # before its newest turn
+    idle_s: float = 0.0
+    replica: str = ""
+
+
+class ModelSessions(Struct, frozen=True):
+    sessions: list[SessionRow]
+
+
+class SessionList(Struct, frozen=True):
+    models: dict[str, ModelSessions]
+
+
 # ---- POST /explain
 
 

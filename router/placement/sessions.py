@@ -11,6 +11,7 @@ sessions may go on, and otherwise more. While little is lost, nobody is held, an
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Sequence
 from itertools import islice
+from typing import Any
 
 from msgspec import Struct
 
@@ -43,6 +44,7 @@ class Session(Struct, eq=False, gc=False):
     turns: int = 0
     running: int = 0  # its turns under way
     last_s: float = 0.0  # when one began or ended
+    gap_s: float | None = None  # from the end of a turn to the begin of the newest one
     replica: str = ""  # the newest turn's
 
 
@@ -166,23 +168,29 @@ class WorkingSet:
             newcomer.until_s, newcomer.is_here = now_s + wait_s + ABSENT_S, False
         return wait_s
 
-    def rows(self, now_s: float, limit: int) -> dict[str, object]:
-        """Tell of the sessions that wait, the oldest first, and of those that had a turn, the newest first."""
+    def rows(self, now_s: float, limit: int) -> dict[str, Any]:
+        """Tell of the sessions that wait, the oldest first, then of those that had a turn, the newest first."""
         return {
             "context_tokens": self.active_tokens,
             "bound_tokens": self.bound_tokens,
             "lost": self.lost,
             "longest_wait_s": {one.party: now_s - one.since_s for one in reversed(self.waiting.values())},  # by tenant
-            "waiting": [
-                {"session": name, "tokens": it.tokens, "waits_s": now_s - it.since_s, "is_here": it.is_here}
-                for name, it in islice(self.waiting.items(), limit)
-            ],
             "sessions": [
                 {
-                    "session": key if isinstance(key, str) else f"(page {key:016x})",
+                    "session": name.lstrip("/"),
+                    "context_tokens": it.tokens,
+                    "waits_s": now_s - it.since_s,
+                    "is_here": it.is_here,
+                }
+                for name, it in islice(self.waiting.items(), limit)
+            ]
+            + [
+                {
+                    "session": key.lstrip("/") if isinstance(key, str) else f"(page {key:016x})",
                     "context_tokens": one.tokens,
                     "turns": one.turns,
                     "running": one.running,
+                    "gap_s": one.gap_s,
                     "idle_s": 0.0 if one.running else now_s - one.last_s,
                     "replica": one.replica,
                 }
@@ -211,6 +219,8 @@ class WorkingSet:
                 self._takes(told.party, tokens)
         sessions[key] = session
         sessions.move_to_end(key)
+        if session.turns and not session.running:
+            session.gap_s = now_s - session.last_s
         session.tokens = max(tokens, session.tokens) if session.running else tokens
         session.turns += 1
         session.running += 1

@@ -16,7 +16,7 @@ from tests.events.processes import wait_until
 
 Visiting = Callable[..., AbstractContextManager[Visit]]
 
-PAGES = ("overview", "charts", "tree", "replica", "requests", "request", "usage", "playground")
+PAGES = ("overview", "charts", "tree", "replica", "requests", "request", "sessions", "usage", "playground")
 
 
 def place_of(name: str, world: World) -> str:
@@ -46,6 +46,8 @@ def wait_shown(page: Page, name: str) -> None:
             expect(page.get_by_role("table", name="Last requests").get_by_role("link").first).to_be_visible()
         case "request":
             expect(page.locator(".candidate.winner")).to_be_visible()
+        case "sessions":
+            expect(page.get_by_role("table", name="Sessions").get_by_role("row").nth(1)).to_contain_text("silent")
         case "usage":
             expect(page.get_by_role("table", name="Usage").get_by_role("link")).to_have_text(["(none)"])
         case "playground":

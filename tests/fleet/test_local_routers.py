@@ -14,7 +14,7 @@ from fleet.cli import COMMANDS
 from fleet.commands.addresses import local_routers
 from fleet.commands.addresses.address import Address
 from fleet.commands.addresses.local_fleets import LocalFleet, process_started, record_fleet
-from fleet.commands.router import prefixes
+from fleet.commands.router import usage
 from fleet.up.starting import bind
 from fleet.up.telling import url_here
 from lab.commands.bench import bench
@@ -26,7 +26,6 @@ WITH_ARGUMENT = {
     "bench": "router",
     "chat": "router",
     "doctor": "router",
-    "prefixes": "router",
     "top": "router",
     "usage": "router",
 } | {
@@ -64,7 +63,7 @@ async def routing(monkeypatch: pytest.MonkeyPatch, *, by_default: bool = True) -
 
 
 async def asked(*arguments: str, **environment: str) -> Ran:
-    return await asyncio.to_thread(run, prefixes, *arguments, "--json", **environment)
+    return await asyncio.to_thread(run, usage, *arguments, "--json", **environment)
 
 
 def complaint(command: click.Command, *arguments: str) -> str:
@@ -109,7 +108,7 @@ async def test_each_form_works_as_argument_and_as_option(form: str, monkeypatch:
 
 
 def test_a_router_is_named_once() -> None:
-    assert complaint(prefixes, "8000", "--router", "9000") == (
+    assert complaint(usage, "8000", "--router", "9000") == (
         "ROUTER and --router name the same thing; leave one of them out"
     )
 
@@ -142,13 +141,12 @@ async def test_the_router_of_the_only_fleet_is_found(monkeypatch: pytest.MonkeyP
 def test_several_routers_are_listed_with_what_to_type() -> None:
     record(9000)
     record(9001, router="http://10.0.0.5:9001")
-    assert complaint(prefixes) == (
-        "2 routers run on this machine: http://127.0.0.1:9000, http://10.0.0.5:9001; "
-        "name one: `warmroute prefixes 9000`"
+    assert complaint(usage) == (
+        "2 routers run on this machine: http://127.0.0.1:9000, http://10.0.0.5:9001; name one: `warmroute usage 9000`"
     )
 
 
-@pytest.mark.parametrize(("command", "status"), [(prefixes, 1), (bench, 1), (doctor, 2)])
+@pytest.mark.parametrize(("command", "status"), [(usage, 1), (bench, 1), (doctor, 2)])
 def test_without_any_router_the_default_port_is_asked(command: click.Command, status: int) -> None:
     ran = run(command)
     assert ran.status == status

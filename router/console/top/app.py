@@ -44,6 +44,8 @@ def once(router_url: str, admin_key: str | None, file: TextIO) -> None:
     has_events = any(one.events is not None for one in seen.replicas)
     for name in screen.tables if has_events else OVERVIEW:
         table = screen.tables[name]
+        if name == "sessions" and not table.shown:
+            continue
         console.print()
         if not table.shown:
             console.print(screen.empty(name), soft_wrap=True)

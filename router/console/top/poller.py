@@ -13,14 +13,14 @@ from events.tool.words import printable
 from router.console import asking
 from router.console.asking import Client, Refused, Unreachable
 from router.console.formatting import natural
-from router.responses import DecisionList, DecisionRecord, ReplicaList, ReplicaStatus
+from router.responses import DecisionList, DecisionRecord, ReplicaList, ReplicaStatus, SessionList, SessionRow
 
-REPLICAS, DECISIONS = "/replicas", "/decisions"
+REPLICAS, DECISIONS, SESSIONS = "/replicas", "/decisions", "/sessions"
 TIMEOUT_S = 10.0  # a router that takes longer hangs
 KEY_HINT = "--admin-key or WARMROUTE_ADMIN_KEY"
 ROUTER = asking.ROUTER._replace(key=f"see {KEY_HINT}")
 MAX_CANDIDATES = 20_000  # the limit for one answer: each decision names every replica of its model
-FEWEST_DECISIONS, MAX_DECISIONS = 20, 200
+FEWEST_DECISIONS, MAX_DECISIONS, MAX_SESSIONS = 20, 200, 200
 POLLING_SHARE = 0.1  # the largest share of the time: a router that answers slowly is asked less often
 REFUSED_EVERY_S = 10.0  # the router counts each request that it refuses
 
@@ -31,6 +31,7 @@ class Seen(NamedTuple):
     url: str
     replicas: Sequence[ReplicaStatus] = ()
     decisions: Sequence[DecisionRecord] = ()
+    sessions: Sequence[SessionRow] = ()
     at_s: float | None = None  # the time of the list of replicas
     refused: Mapping[str, str] = MappingProxyType({})  # reason by path
     silence: str | None = None  # why there is no answer
@@ -49,7 +50,7 @@ class Poller:
         self.seen = Seen(client.url)
         self.ended = Event()
         self._interval_s = interval_s
-        self._next_s = dict.fromkeys((REPLICAS, DECISIONS), -math.inf)
+        self._next_s = dict.fromkeys((REPLICAS, DECISIONS, SESSIONS), -math.inf)
 
     def run(self) -> None:
         """Poll until `ended` is set."""
@@ -84,6 +85,9 @@ class Poller:
                             self.client.get(path, ReplicaList).replicas, key=lambda one: natural(one.name)
                         )
                         seen = seen._replace(replicas=replicas, at_s=self.clock())
+                    elif path == SESSIONS:
+                        models = self.client.get(f"{path}?limit={MAX_SESSIONS}", SessionList).models.values()
+                        seen = seen._replace(sessions=[row for one in models for row in one.sessions])
                     else:
                         limit = min(MAX_DECISIONS, max(FEWEST_DECISIONS, MAX_CANDIDATES // max(1, len(seen.replicas))))
                         seen = seen._replace(decisions=self.client.get(f"{path}?limit={limit}", DecisionList).decisions)

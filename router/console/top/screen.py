@@ -9,18 +9,19 @@ from events.tool.words import printable
 from router.console.formatting import ago, count, duration, percent, rate, short
 from router.console.table import Line, Table
 from router.console.top import tables
-from router.console.top.poller import DECISIONS, KEY_HINT, REPLICAS, Poller, Seen
+from router.console.top.poller import DECISIONS, KEY_HINT, REPLICAS, SESSIONS, Poller, Seen
 from router.console.top.tables import DIM, STYLES, details_of, state_of
-from router.responses import STANDINGS, DecisionRecord, Recent, ReplicaStatus
+from router.responses import STANDINGS, Recent, ReplicaStatus
 
 STALE = "bold black on yellow"
 TITLE = " bold on #3a3a3a"
-PATHS = {"replicas": REPLICAS, "events": REPLICAS, "decisions": DECISIONS}  # the tables' paths
+PATHS = {"replicas": REPLICAS, "events": REPLICAS, "decisions": DECISIONS, "sessions": SESSIONS}  # the tables' paths
 OVERVIEW = ("replicas", "decisions")  # shown together
 LEAST_LINES = 3  # a table's titles and two rows
 EMPTY = {
     REPLICAS: "The router has no replicas yet; add one with `warmroute router --replica`.",
     DECISIONS: "No decisions yet.",
+    SESSIONS: "No sessions yet: a policy that weighs costs follows those with long prompts.",
 }
 EVENTS = {  # summed over all streams
     "lag": "lag_batches",
@@ -34,13 +35,13 @@ STEPS = {"up": -1, "k": -1, "down": 1, "j": 1}
 EDGES = {"home": -1, "g": -1, "end": 1, "G": 1}
 PAGES = {"pageup": -1, "pagedown": 1}
 FAR = 1_000_000
-HINT = "? help  1-3,0 tables  Tab next  Enter details  / filter  <> sort  q quit"
+HINT = "? help  1-4,0 tables  Tab next  Enter details  / filter  <> sort  q quit"
 BACK = "Esc back   up down scroll   q quit"
 HELP = """\
  1  replicas          0       replicas and decisions
  2  event streams     Tab     next table
  3  decisions         Enter   details of the row
-                      Esc     back, or remove the filter
+ 4  sessions          Esc     back, or remove the filter
 
  up down, j k, page up and down, home end: move
  /        show only rows with a text; Enter keeps it
@@ -61,13 +62,14 @@ class Screen:
             "replicas": tables.replica_table(tables.FIGURES),
             "events": tables.replica_table(tables.STREAMS),
             "decisions": tables.decision_table(),
+            "sessions": tables.session_table(),
         }
         self.shown: Sequence[str] = OVERVIEW
         self.ended = False
         self.seen = Seen("")
         self._poller = poller
         self._focused = "replicas"
-        self._page: ReplicaStatus | DecisionRecord | str | None = None  # a row whose details are shown, or a text
+        self._page: tables.Row | str | None = None  # a row whose details are shown, or a text
         self._scrolled = 0  # lines of the page
         self._typing = False
         self._rows = 0  # lines of the table that keys act on
@@ -110,8 +112,13 @@ class Screen:
 
     def show(self, seen: Seen) -> None:
         self.seen = seen
+        rows: dict[str, Sequence[Any]] = {
+            REPLICAS: seen.replicas,
+            DECISIONS: seen.decisions,
+            SESSIONS: seen.sessions,
+        }
         for name, table in self.tables.items():
-            table.show(seen.decisions if name == "decisions" else seen.replicas)
+            table.show(rows[PATHS[name]])
 
     def _tables(self, width: int, room: int) -> list[Line]:
         lines: list[Line] = []
@@ -162,7 +169,7 @@ class Screen:
     def _act(self, key: str) -> None:
         table = self.table
         match key:
-            case "1" | "2" | "3":
+            case "1" | "2" | "3" | "4":
                 self._focused = list(self.tables)[int(key) - 1]
                 self.shown = (self._focused,)
             case "escape" if table.filter:

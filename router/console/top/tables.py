@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -12,7 +12,9 @@ from events.tool.words import printable
 from router.console.explain import told_portions
 from router.console.formatting import NONE, Column, ago, bar, count_of, duration, percent, rate, short
 from router.console.table import Line, Table
-from router.responses import STANDINGS, DecisionRecord, ReplicaStatus
+from router.responses import STANDINGS, DecisionRecord, ReplicaStatus, SessionRow
+
+Row: TypeAlias = ReplicaStatus | DecisionRecord | SessionRow
 
 STYLES = {
     "down": "bold red",
@@ -207,16 +209,39 @@ def decision_table() -> Table[DecisionRecord]:
     return Table(columns, lambda one: f"{one.request_id} {one.ts}", found)
 
 
+# ---- sessions
+
+
+def session_state(row: SessionRow) -> str:
+    if row.waits_s is not None:
+        return f"waits {ago(row.waits_s)}" + ("" if row.is_here else ", away")
+    return "computes" if row.running else f"silent {ago(row.idle_s)}"
+
+
+def session_table() -> Table[SessionRow]:
+    columns: tuple[Column[SessionRow], ...] = (
+        name("session", at("session"), style=lambda row: "yellow" if row.waits_s is not None else ""),
+        number("context", at("context_tokens"), count_of, 9),
+        number("turns", at("turns"), count_of, 5),
+        number("gap", at("gap_s"), duration, 7, 1),
+        name("replica", lambda row: row.replica or NONE),
+        words("state", session_state),
+    )
+    return Table(columns, at("session"), lambda row: f"{row.session} {row.replica} {session_state(row)}")
+
+
 # ---- all of one row
 
 
-def details_of(row: ReplicaStatus | DecisionRecord) -> list[Line]:
+def details_of(row: Row) -> list[Line]:
     """Every field, as the router's API names it."""
     fields: dict[str, Any] = msgspec.to_builtins(row)
     if isinstance(row, ReplicaStatus):
         reason, state = printable(reason_of(row)), state_of(row)
         first = [(printable(row.name), "bold"), ("  ", ""), (state, STYLES.get(state, ""))]
         return [[*first, (f": {reason}" if reason else "", "")], *_fields(fields)]
+    if isinstance(row, SessionRow):
+        return [[(printable(row.session), "bold"), (f": {session_state(row)}", "")], *_fields(fields)]
     candidates = {}  # the cached tokens and the cost of each, the cheapest first
     for one in sorted(row.candidates, key=lambda one: (one.cost_s is None, one.cost_s, one.name)):
         cost = "ineligible" if one.cost_s is None else duration(one.cost_s)

@@ -1,15 +1,11 @@
 """GET /prefixes: shared prefixes, their holders, and no text unless permitted."""
 
-import asyncio
 from typing import Any
 
-import msgspec
 import pytest
-from click.testing import CliRunner
 
 from events.cache.changes import Grouped
 from events.cache.groups import Group, Layout
-from fleet.commands.router import prefixes
 from router.prompts.prefixes.recent import RecentPrompt
 from router.tenants.keys import keys_from_options
 from tests.router.http.test_app import LOCAL
@@ -71,8 +67,6 @@ async def test_a_replica_that_holds_a_part_in_slower_memory_is_named_with_it() -
             router.history.recent.add(RecentPrompt(MODEL, 16, keys, 0.0, b"Hi"))
         [found] = (await told(running))["prefixes"]
         assert (found["replicas"], found["sources"]) == (["r0", "r1", "r2"], {"r1": "CPU", "r2": "STORAGE"})
-        answer = await asyncio.to_thread(CliRunner().invoke, prefixes, ["--router", f"http://127.0.0.1:{running.port}"])
-        assert "r0, r1 (host memory)" in answer.output
 
 
 async def test_a_replica_with_part_of_a_prefix_is_not_named() -> None:
@@ -214,16 +208,3 @@ async def test_an_answer_is_bounded_however_large_the_fleet() -> None:
         [top] = found["prefixes"]
         assert (top["held_by"], top["replicas"]) == (60, sorted(names)[:20])
         assert len(top["below"]) == 199
-
-
-async def test_the_command_draws_it() -> None:
-    async with served(*Script(says(GOOD)).replicas(2)) as running:
-        await routed(running, *[asked(SYSTEM, "Why? " * 200)] * 2)
-        url = f"http://127.0.0.1:{running.port}"
-        drawn = await asyncio.to_thread(CliRunner().invoke, prefixes, ["--router", url])
-        assert drawn.exit_code == 0, drawn.output
-        assert drawn.output.startswith("What the last 2 prompts share (") and "r0, r1" in drawn.output
-        plain = await asyncio.to_thread(CliRunner().invoke, prefixes, ["--router", url, "--json", "--limit", "1"])
-        assert msgspec.json.decode(plain.output)["prompts"] == 2
-    refused = await asyncio.to_thread(CliRunner().invoke, prefixes, ["--router", url])
-    assert refused.exit_code == 1 and "no router answers at" in refused.output

@@ -194,8 +194,9 @@ class Sessions(RuleBasedStateMachine):
         assert not self.begun & set(it.waiting)
         assert it.active_tokens >= 0 and it.bound > 0
         assert all(one.running >= 0 for one in it.sessions.values())
-        found = it.rows(self.scene.now_s, 100)
-        assert len(found["sessions"]) == min(100, len(it.sessions))  # type: ignore[arg-type]
+        rows = it.rows(self.scene.now_s, 100)["sessions"]
+        assert len(rows) == min(100, len(it.waiting)) + min(100, len(it.sessions))
+        assert all((row.get("gap_s") or 0.0) >= 0 for row in rows)
 
 
 TestSessions = Sessions.TestCase

@@ -97,8 +97,13 @@ async def test_a_new_session_waits_while_those_that_have_begun_lose_each_others_
         assert (await turn(3)).status == 200, "one that has begun goes on"
         async with connect(made.port) as client:
             [told] = (await client.get("/sessions", host="localhost")).json["models"].values()
-            assert [one["session"] for one in told["waiting"]] == ["/s8"]
-            assert (told["sessions"][0]["session"], told["sessions"][0]["turns"]) == ("/s3", 5)
+            waiting, newest, *_ = told["sessions"]
+            assert (waiting["session"], waiting["is_here"], waiting["context_tokens"]) == (
+                "s8",
+                False,
+                PROMPT_BYTES + 1,
+            )
+            assert (newest["session"], newest["turns"]) == ("s3", 5) and 1.0 < newest["gap_s"] < 3.0
             assert b'sessions_waiting{model="m"} 1' in (await client.get("/metrics")).body
         waits = asyncio.ensure_future(turn(8))
         await asyncio.sleep(1.0)

@@ -11,6 +11,7 @@ import * as playground from "./pages/playground.js";
 import * as replica from "./pages/replica.js";
 import * as request from "./pages/request.js";
 import * as requests from "./pages/requests.js";
+import * as sessions from "./pages/sessions.js";
 import * as tree from "./pages/tree.js";
 import * as usage from "./pages/usage.js";
 import * as places from "./places.js";
@@ -22,10 +23,11 @@ const NAVIGATION = [
   ["Charts", places.charts, ["charts"]],
   ["Prefix tree", places.tree(), ["tree"]],
   ["Requests", places.requests, ["requests", "request"]],
+  ["Sessions", places.sessions, ["sessions"]],
   ["Usage", places.usage(), ["usage"]],
   ["Playground", places.playground, ["playground"]],
 ];
-const PAGES = { "": overview, charts, tree, replica, requests, request, usage, playground };
+const PAGES = { "": overview, charts, tree, replica, requests, request, sessions, usage, playground };
 const WORDS = { connecting: "connecting", live: "live", gone: "no connection", refused: "key wanted" };
 
 const byId = (id) => document.getElementById(id);

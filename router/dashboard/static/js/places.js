@@ -3,6 +3,7 @@
 export const overview = "#/";
 export const charts = "#/charts";
 export const requests = "#/requests";
+export const sessions = "#/sessions";
 export const playground = "#/playground";
 export const replica = (name) => `#/replica/${encodeURIComponent(name)}`;
 export const tree = (holder = null) => `#/tree${searched({ holder })}`;

@@ -67,7 +67,7 @@ async def test_it_is_drawn_in_any_size() -> None:
     async with watched(3, *QUESTIONS) as (screen, _):
         for size in ((120, 40), (200, 60), (60, 15), (20, 5), (1, 1), (80, 8), SMALL):
             screen.size = size
-            await screen.press("down", "3", "enter", "escape", "2", "0", "tab", "/", "escape", "?", "escape")
+            await screen.press("down", "3", "enter", "escape", "4", "2", "0", "tab", "/", "escape", "?", "escape")
             assert len(screen.lines) == size[1]
         assert screen.rows("replica") == ["r0", "r1", "r2"]
 
@@ -270,5 +270,7 @@ async def answer(request: Request, reply: Reply, replicas: list[dict[str, Any]])
             await reply.whole(200, {"replicas": replicas})
         case "/decisions":
             await reply.whole(200, {"decisions": []})
+        case "/sessions":
+            await reply.whole(200, {"models": {}})
         case _:
             await reply.whole(200, b"warmroute_router:open_requests 0.0\n")

@@ -24,6 +24,7 @@ class FakeRouter:
         self.answers: dict[str, tuple[int, Any]] = {
             "/replicas": (200, {"replicas": [{"name": f"r{number}", "newer": 1} for number in range(names)]}),
             "/decisions": (200, {"decisions": [{"ts": 1.0, "request_id": "x", "newer": 1}]}),
+            "/sessions": (200, {"models": {"m": {"sessions": [{"session": "s", "context_tokens": 9, "newer": 1}]}}}),
         } | {f"/{name}": answer for name, answer in answers.items()}
 
     async def handle(self, request: Request, reply: Reply) -> None:
@@ -54,7 +55,7 @@ async def looked(router: FakeRouter, times: int = 1) -> Seen:
 async def test_fewer_decisions_are_asked_for_where_each_has_many_candidates(replicas: int, limit: int) -> None:
     router = FakeRouter(replicas)
     await looked(router)
-    assert f"/decisions?{limit}" in router.targets
+    assert f"/decisions?{limit}" in router.targets and "/sessions?200" in router.targets
 
 
 async def test_refusals_are_reported_and_the_rest_is_shown() -> None:

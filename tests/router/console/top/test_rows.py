@@ -18,9 +18,10 @@ from router.console.top.tables import (
     decision_table,
     details_of,
     replica_table,
+    session_table,
 )
 from router.placement.decision import Portion
-from router.responses import DecisionRecord, FeedState, Index, Load, Recent, ReplicaStatus
+from router.responses import DecisionRecord, FeedState, Index, Load, Recent, ReplicaStatus, SessionRow
 from tests.router.console.top.samples import a_decision, a_replica
 
 RECENT = Recent(12.5, 0.0, 18000.0, 240.0, 0.04, 1 - 1700 / 18000, batches_per_s=26.0)
@@ -155,6 +156,25 @@ def test_a_reason_cannot_take_hold_of_the_terminal() -> None:
     decision = a_decision(status=400, why="\x1b[2J\x07 gone \u202e")
     assert cells(decision_table(), decision)["why"] == "\\x1b[2J\\x07 gone \\u202e, status 400"
     assert all(letter.isprintable() or letter == "\n" for letter in lines_of(decision))
+
+
+# ---- sessions
+
+
+@pytest.mark.parametrize(
+    ("row", "state"),
+    [
+        (SessionRow("a/s1", 70_000, waits_s=30.0), "waits 30s"),
+        (SessionRow("a/s1", 70_000, waits_s=30.0, is_here=False), "waits 30s, away"),
+        (SessionRow("a/s1", 70_000, turns=2, running=1, gap_s=4.0, replica="r1"), "computes"),
+        (SessionRow("a/s1", 70_000, turns=2, idle_s=12.0, gap_s=4.0, replica="r1"), "silent 12s"),
+    ],
+)
+def test_a_session_is_a_row(row: SessionRow, state: str) -> None:
+    gap = "-" if row.gap_s is None else "4.0 s"
+    whole = {"session": "a/s1", "context": "70,000", "turns": str(row.turns), "gap": gap, "state": state}
+    assert cells(session_table(), row) == whole | {"replica": row.replica or "-"}
+    assert plain(details_of(row))[0] == f"a/s1: {state}"
 
 
 # ---- above the tables
