@@ -1,7 +1,7 @@
 """A router in virtual time: a clock with its agenda, and the shipped placement with a row for each replica.
 
-`simulate` fills it from simulated replicas (`lab.simulation.router`), the replay of an incident from recorded ones
-(`lab.incident.recorded`). `shadow` follows running ones with the router itself. Pure: time is an argument.
+`lab.simulation.router` fills it from simulated replicas, `lab.shadow.twin` from the requests that it saw.
+Pure: time is an argument.
 """
 
 from collections.abc import Callable, Sequence
@@ -57,20 +57,12 @@ class ReplayState:
         self.placed: dict[int, Placed] = {}  # requests at replicas, by the caller's number
         self._rings: dict[tuple[str, ...], Ring] = {}
 
-    def decide(
-        self,
-        question: Question,
-        candidates: Sequence[Candidate],
-        *,
-        policy: str | None = None,
-        seed: int | None = None,
-    ) -> Decision:
-        """Choose among these candidates. `policy` and `seed`: of a logged decision."""
+    def decide(self, question: Question, candidates: Sequence[Candidate]) -> Decision:
         ring = None
-        if (policy or self.placement.policy) == "session":
+        if self.placement.policy == "session":
             names = tuple(one.name for one in candidates)
             ring = self._rings.get(names) or self._rings.setdefault(names, Ring(names))
-        return self.placement.decide(question, candidates, ring, policy=policy, seed=seed)
+        return self.placement.decide(question, candidates, ring)
 
     def begun(self, number: int, now_s: float) -> None:
         if (placed := self.placed.get(number)) is not None:

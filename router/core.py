@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
 from typing import TYPE_CHECKING, TypeVar
 
 from api.errors import queue_full
@@ -64,7 +63,6 @@ class Router:
         self.bodies = Bodies(config.max_bodies_bytes)
         self.reading = Reading(config.queue_timeout_s)
         self.history = History(config, self.predictions, placement.index)
-        self.order = count()  # numbers every change of the figures that choices depend on
         self.tracing: Tracing | None = None
         self.responses = KeptResponses(members)
         self.verification: Verification | None = None  # checks prompts for engines that build them themselves
@@ -131,7 +129,7 @@ class Router:
         placed = self.placement.sent(
             decision, member.load, prompt, member.block_size, self.now_s(), streams=streams, ranked=ranked
         )
-        attempt = Attempt(owner, member, placed, next(self.order), placed.sent_s)
+        attempt = Attempt(owner, member, placed, placed.sent_s)
         self.attempts[attempt] = None
         return attempt
 
@@ -149,7 +147,7 @@ class Router:
         if attempt.begun_s:
             return
         now_s = self.now_s()
-        attempt.begun_s, attempt.begun_order = now_s, next(self.order)
+        attempt.begun_s = now_s
         self.placement.begun(attempt.placed, now_s)
 
     def learn(self, attempt: Attempt, row: Row, reason: str) -> None:
@@ -179,7 +177,7 @@ class Router:
             return
         del self.attempts[attempt]
         now_s = self.now_s()
-        attempt.ended_s, attempt.ended_order = now_s, next(self.order)
+        attempt.ended_s = now_s
         attempt.count(now_s)
         self.placement.ended(attempt.placed, now_s)
         if attempt.spoken == BODY and attempt.fault is None:

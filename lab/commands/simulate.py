@@ -11,7 +11,6 @@ from api.process.options import F, option
 from api.process.settings import FiniteRange, Unusable
 from fleet.display import progress
 from lab.commands.common import check_options, counting, given_options
-from lab.incident import replay as incident
 from lab.simulation import comparison
 from lab.simulation.arena import tournament
 from lab.simulation.arena.rules import RULES
@@ -54,15 +53,9 @@ def fleet_option(flag: str, metavar: str, help: str, field: str, kind: click.Par
 @click.option("--no-working-set", "working_set", flag_value=False, default=True, help="Sessions begin at once.")
 @click.option("--no-events", "events", flag_value=False, default=True, help="Replicas send no events.")
 @click.option("--no-optimistic", "optimistic", flag_value=False, default=True, help="Only what events say is cached.")
-@option("--recording", "FILE", "Replay: a recording of the replicas' events.", type=FILE)
-@option("--requests", "LOG", "Replay: the router's request log.", name="log", type=FILE)
-@option("--source", "NAME=ENDPOINT", "Replay: a replica of the log and its source.", name="sources", multiple=True)
 @click.option("--no-bounds", is_flag=True, help="Leave out the bounds that no policy can beat.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-@click.pass_context
 def simulate(
-    ctx: click.Context,
-    /,
     path: Path | None,
     load: float | None,
     speed: float | None,
@@ -72,9 +65,6 @@ def simulate(
     block_tokens: int | None,
     jitter: float,
     seeds: int,
-    recording: Path | None,
-    log: Path | None,
-    sources: tuple[str, ...],
     no_bounds: bool,
     as_json: bool,
     **fleet: Any,
@@ -101,41 +91,20 @@ def simulate(
     closed    share of the way from round-robin's mean to that of pooled; at least: where it is smallest
     ahead     fleets and loads where the mean is lower than that of cost
 
-    With --recording (of warmroute events record) and --requests (of warmroute router --request-log) an incident is
-    replayed: the router's own code makes every logged decision again, with the same information, and compares; with
-    --policy P as P would have made it. Exit status: 0 all are the same, 1 some are not.
-
     \b
     Examples:
       warmroute simulate --trace conversation.jsonl --replicas 8 --load 0.9
       warmroute simulate --trace requests.log --policy cost,prefix --jitter 0.3 --seeds 4
       warmroute simulate --trace conversation.jsonl --arena
-      warmroute simulate --recording incident.wre --requests requests.jsonl
     """
     policies = tuple(dict.fromkeys((policy or USUAL).split(",")))
-    known = POLICIES if recording or log else (*POLICIES, *RULES)
+    known = *POLICIES, *RULES
     for name in policies:
         if name not in known:
             raise Unusable(f"--policy: {name!r} is not one of {', '.join(known)}; name one of them")
-    if recording is not None or log is not None:
-        if recording is None or log is None:
-            raise Unusable("a replay needs both: --recording FILE and --requests LOG")
-        if policy is not None and len(policies) > 1:
-            raise Unusable(f"a replay has one policy, not {len(policies)}: give --policy {policies[0]}")
-        for name, flag in given_options().items():
-            if name not in {"recording", "log", "policy", "sources", "as_json"}:
-                raise Unusable(f"{flag} has no effect in a replay; leave it out")
-        for each in sources:
-            if not all(each.partition("=")):
-                raise Unusable(f"--source: {each!r} is not NAME=ENDPOINT, a replica of the log and its source")
-        named = dict(each.split("=", 1) for each in sources)
-        with progress("replaying", 100) as tell:
-            told = incident.replay(recording, log, policy=policy and policies[0], sources=named, on_progress=tell)
-        show(as_json, incident.as_json(told), incident.lines(told))
-        ctx.exit(0 if told.is_same else 1)
     if path is None:
-        raise Unusable("give --trace FILE, or --recording FILE and --requests LOG")
-    check_options({"sources": "recording"}, EXCLUDES)
+        raise Unusable("give --trace FILE")
+    check_options({}, EXCLUDES)
     settings = Settings(**fleet)
     with progress("reading", path.stat().st_size) as tell:
         trace = coarsened(read_trace(path, block_tokens, tell), coarsen)

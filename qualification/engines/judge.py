@@ -132,10 +132,9 @@ def explain_wrong(tally: Tally, lines: Iterable[LogLine], found: Mapping[str, Fo
 
 
 def _wrong(line: LogLine, found: Found) -> Wrong:
-    decided = line.decisions[-1]
-    [seq] = [one.seq for one in decided.candidates if one.name == decided.chosen]
+    seq = line.known_batch
     assert seq is not None and line.predicted_tokens is not None, f"{line.request_id}: a claim without events"
-    decided_s = line.ts + decided.at_s - line.at_s
+    decided_s = line.ts + line.sendings[-1].sent_at_s - line.at_s
     return Wrong(
         line.request_id, found, line.predicted_tokens, line.block_tokens, seq, decided_s, line.ts + line.duration_s
     )

@@ -35,6 +35,7 @@ class Moment(NamedTuple):
     changes: int
     exact: bool
     unknown_removals: int = 0  # removals of blocks that the view did not know
+    batch: int | None = None  # the last one that was known
 
 
 class Find(NamedTuple):
@@ -106,7 +107,13 @@ class ReplicaFeed:
     def moment(self) -> Moment:
         """The present point in the replica's stream."""
         recent = self._recent
-        return Moment(recent.resets, recent.latest, self.inexact is None, self.view.resolver.doubtful.unknown_removals)
+        return Moment(
+            recent.resets,
+            recent.latest,
+            self.inexact is None,
+            self.view.resolver.doubtful.unknown_removals,
+            self.view.stream.last_seq,
+        )
 
     def has_changed(self, since: Moment, keys: Collection[int], *, stored: bool) -> bool | None:
         """Tell whether one of the blocks was stored, or removed, since then; None: too much has changed to tell."""

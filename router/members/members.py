@@ -13,7 +13,6 @@ from api.http.prometheus import FIRST_TOKEN_S, Histogram
 from engines import NATIVE, OPENAI, PROFILES, profile_of
 from engines.profile import EngineProfile
 from events.source import Source
-from router.log_lines import Report
 from router.members.broken import no_replica
 from router.members.facts import Facts, Rank
 from router.members.feed import ReplicaFeed
@@ -145,7 +144,6 @@ class Member:
     why_no_events: str = ""
     rank: int | None = None  # its number at its engine; None: it is the only one behind its address
     incarnation: int | None = None
-    report: Report | None = None  # the last that came
     block_size: int = APPROXIMATE  # the block size of its events; APPROXIMATE where it has none
     models: tuple[str, ...] = ()  # names that clients may ask it for, its base first, adapters included
     adapters: frozenset[str] = frozenset()

@@ -12,13 +12,11 @@ import ssl
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import count
 
 import msgspec
 
 from api.process.tasks import end
 from events.native import Status
-from router.log_lines import Report
 from router.members.broken import Broken
 from router.members.facts import Rank
 from router.members.health import ASLEEP, Health, HealthConfig
@@ -45,7 +43,6 @@ class Upkeep:
 
     learning: Learning
     requests: RunningRequests
-    order: "count[int]"  # numbers every change of the figures that choices depend on
     seed: int | None = None  # the seed of its random numbers, if given
 
     def __post_init__(self) -> None:
@@ -323,7 +320,6 @@ class Upkeep:
         member.incarnation = status.incarnation
         member.health.heard(now_s)
         member.load.reported(status.load, now_s)
-        member.report = Report(status.ts, now_s, next(self.order))
 
     async def tick(self) -> None:
         """Run the clock: silence, slow starts, timeouts and the state of event streams."""

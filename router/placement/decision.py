@@ -90,7 +90,6 @@ class Decision(Struct, eq=False, gc=False):
     portions: tuple[Portion, ...] = ()  # the prompt's portions at the chosen one, if any: see `chosen_portions`
     later_s: float = 0.0  # added to its arrival time in the order in which the replica computes
     rejection: Rejection | None = None
-    tie_break: int = 0  # the seed of the draws among near-equals
     effects: Effects | None = None  # None: it has none, or the policy ignores them
 
     def ahead(self, index: int) -> float:

@@ -1,6 +1,6 @@
 """One placement: from a prompt to a choice, and the effects of that choice while its request runs.
 
-Pure: time is an argument, nothing waits. The router, `simulate` and the replay of incidents all call it: they ask a
+Pure: time is an argument, nothing waits. The router and `simulate` call it: they ask a
 `question`, let it `decide`, and then say when the request was `sent`, has `begun` and has `ended`.
 """
 
@@ -20,7 +20,7 @@ from router.placement.elsewhere import Transfers
 from router.placement.index import APPROXIMATE, USUAL_BLOCKS, Approximate, Matches, PrefixIndex
 from router.placement.load import Placed, ReplicaLoad
 from router.placement.outbox import Outbox, PeerRequest, PeerTurn, Turns
-from router.placement.policy import SEED_BITS, Ring, TieBreak, choose
+from router.placement.policy import Ring, choose
 from router.placement.sessions import MAX_MODELS, Turn, WorkingSet, name_of
 from router.placement.shares import Shares
 
@@ -197,9 +197,8 @@ class Placement:
         ring: Ring | None = None,
         *,
         policy: str | None = None,
-        seed: int | None = None,
     ) -> Decision:
-        """Choose a replica. `ring`: of the candidates, for the policy `session`; `seed`: of a logged tie-break."""
+        """Choose a replica. `ring`: of the candidates, for the policy `session`."""
         if (tenant := question.tenant) is not None:
             self.shares.routers = self.turns.peers + 1
             question.behind_s = question.lead_s = self.shares.behind_s(tenant, candidates, question.now_s)
@@ -208,12 +207,11 @@ class Placement:
                 # It is not overtaken for ever: from twice its objective on, it goes before all that come.
                 question.behind_s = min(question.behind_s, service.first_token_s) + service.first_token_s
                 question.stands_back |= self.objectives.yields(tenant.model, service, question.now_s)
-        lot, policy = TieBreak(self._rng.getrandbits(SEED_BITS) if seed is None else seed), policy or self.policy
-        decision = choose(policy, question, candidates, lot, ring)
+        policy = policy or self.policy
+        decision = choose(policy, question, candidates, self._rng, ring)
         if decision.rejection == "unavailable" and question.half == "decode":
             question.anyway = True  # to generate, rather a replica that is believed to be down than none
-            decision = choose(policy, question, candidates, lot, ring)
-        decision.tie_break = lot.number
+            decision = choose(policy, question, candidates, self._rng, ring)
         working_set = self.working_sets.get(question.model)
         if working_set is not None and decision.chosen is not None and not working_set.may_begin(question):
             decision.chosen, decision.rejection = None, "held"

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import ceil
 from typing import Protocol
 
-from msgspec import Struct
 from xxhash import xxh3_64_intdigest
 
 from router.placement.cost import (
@@ -24,26 +23,8 @@ from router.placement.elsewhere import add_pulls
 
 TIE_S = 1e-6
 LOAD_BOUND = 1.25  # sessions: most of ours in flight on one replica, as a multiple of the mean
-SEED_BITS = 53  # JSON's readers agree on integers of this size
-_FRACTION = 2.0**-64
 POINTS = 128  # per replica: shares differ by about 1/sqrt(POINTS)
 FREE_REQUESTS = 4  # a session stays where so few are in flight
-
-
-class TieBreak(Struct):
-    """Tie-breaks of one decision: all draws follow from a seed, which is logged, so that a replay draws them again."""
-
-    number: int
-    _drawn: int = 0
-
-    def random(self) -> float:
-        """Draw a number of at least 0 and less than 1."""
-        self._drawn += 1
-        # 53 bits: all 64 could be rounded up to 1.
-        return (xxh3_64_intdigest(self.number.to_bytes(8, "little"), self._drawn) >> 11 << 11) * _FRACTION
-
-    def choice(self, seq: Sequence[int], /) -> int:
-        return seq[int(self.random() * len(seq))]
 
 
 class Ring:

@@ -326,7 +326,7 @@ def upkeep_of(router: Router, tokenizers: Tokenizers, seed: int | None = None) -
     parts = router.config, router.members, router.feeds, router.placement, router.admission
     learning = Learning(*parts, tokenizers, router.now_s)
     router.verification = learning.verification
-    return Upkeep(learning, router, router.order, seed)
+    return Upkeep(learning, router, seed)
 
 
 def discoveries(config: RouterConfig) -> list[Discovery]:

@@ -134,11 +134,8 @@ class Attempt:
     owner: AttemptListener
     member: "Member"
     placed: Placed
-    sent_order: int  # its number in `Router.order`
     touched_s: float  # kept by the clock's sweep, not per byte
     takes_frames: bool = False  # it was asked for an answer in frames
-    begun_order: int = -1
-    ended_order: int = -1
     begun_s: float = 0.0  # 0: not yet
     ended_s: float = 0.0  # 0: not yet
     fault: str | None = None  # how it ended, if that was the replica's doing

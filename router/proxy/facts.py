@@ -20,7 +20,6 @@ from router.proxy.exchange import Exchange
 from router.proxy.flow import Flow, RequestType
 from router.proxy.headers import DIRECT, Transport
 from router.proxy.predicted_hit import PredictedHit, PrefillHalf
-from router.proxy.request_summary import Notes
 from router.proxy.services import Services
 from router.tenants.admission import Admitted
 from router.tenants.keys import Key
@@ -64,7 +63,7 @@ class RequestFacts:
     first_byte_s: float = 0.0
     report: Report | None = None  # the figures of the engine that answers, where it tells them
     is_background: bool = False  # whoever asked for the response was not told what was generated
-    notes: Notes | None = None  # kept for the request log
+    logged: bytes = b""  # its body, kept for the request log
     trace: Any = None  # router.records.tracing.RequestTrace, whose package is an extra; None: not traced
     why: str = ""  # it ended without an answer
 
@@ -163,11 +162,8 @@ def choose(facts: RequestFacts, source: Member | None) -> Decision:
             hit.prediction = predict(prompt, decision, member.block_size, matches)
             hit.predicted_at = None if hit.prediction is None or member.feed is None else member.feed.moment()
         hit.index_doubt = router.doubt(member)
-    if (notes := facts.notes) is not None:
-        if api is None and router.config.log_prompts:
-            notes.body = facts.body
-        members = [router.members.by_name[one.name] for one in decision.candidates]
-        notes.decided(next(router.order), decision, members)
+    if api is None and router.config.log_prompts:
+        facts.logged = facts.body
     return decision
 
 

@@ -244,8 +244,6 @@ class Prefill:
             return None
         decision, member = found.prefill, router.members.by_name[found.prefill.chosen.name]
         profile = member.profile
-        if facts.notes is not None:
-            facts.notes.decided(next(router.order), decision, model.members)
         hit.prompt, hit.decision, hit.member, hit.reported_tokens = prompt, decision, member, None
         hit.index_doubt = router.doubt(member)
         hit.prediction = predict(prompt, decision, member.block_size, matches)

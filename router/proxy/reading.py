@@ -85,8 +85,8 @@ def read(request: Request, exchange: Exchange) -> None:
     body = request.body = exchange.take_body()
     request.came_s, request.redraft = router.now_s(), draft_generation
     request.flow.body()
-    if api is not None and request.notes is not None and router.config.log_prompts:
-        request.notes.body = bytes(body)
+    if api is not None and router.config.log_prompts:
+        request.logged = bytes(body)
     try:
         if len(body) > QUICK_BODY_BYTES and not is_quick(body):
             apart = (

@@ -34,7 +34,7 @@ from router.proxy.flow import OVER, Flow, RequestType
 from router.proxy.headers import JSON_LINE, NAMES_OF_SESSION, TO_READ, TO_REPLICA, TRACED, session_of
 from router.proxy.prefill import Prefill
 from router.proxy.progress import Progress
-from router.proxy.request_summary import Notes, RequestSummary
+from router.proxy.request_summary import RequestSummary
 from router.proxy.responses import new_response_id, with_id
 from router.proxy.retries import Row
 from router.proxy.services import Waiter
@@ -64,8 +64,6 @@ class Request(RequestFacts):
         exchange.on_end = self._over
         if (charge := self.admitted.charge) is not None:  # it is charged for what was used so far
             exchange.more_lines = lambda: charge.lines(router.now_s(), used(self)[0])
-        if router.history.request_log is not None:
-            self.notes = Notes()
         if router.tracing is not None and self.type.generation is not None:
             self.trace = router.tracing.begin(exchange.scope["headers"])
 
@@ -361,14 +359,14 @@ class Request(RequestFacts):
                 attempts=self.attempts if is_conversation else (),
                 generation=self.hit if isinstance(self.prompt, Prompt) and flow.decision is not None else None,
                 prefill=None if self.half is None or self.half.split is None else self.half,
-                notes=self.notes,
+                logged=self.logged,
                 used=use,
                 output_tokens=output_tokens if is_conversation else None,
                 trace=self.trace,
             )
         )
         # These refer to the request: a cycle, which would keep it until it is collected.
-        self.attempts, self.notes, self.answer = [], None, _UNSET
+        self.attempts, self.answer = [], _UNSET
 
     def aside(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
         """Run slow work for this request in a task; it is cancelled if the request ends before."""

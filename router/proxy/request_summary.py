@@ -11,7 +11,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from api.http.prometheus import Histogram
-from router.log_lines import Decided, Weighed
 from router.members.predictions import Predictions
 from router.members.tally import DECISION_S, Tally
 from router.placement.cost import INFINITE
@@ -23,8 +22,7 @@ from router.tenants.limits import NOTHING, Use
 from router.tenants.usage import ClassTotals, Counts
 
 if TYPE_CHECKING:
-    from router.members.members import Member, ServedModel
-    from router.placement.cost import Question
+    from router.members.members import ServedModel
     from router.proxy.attempt import Attempt
     from router.proxy.exchange import Exchange
     from router.proxy.predicted_hit import PredictedHit, PrefillHalf
@@ -46,7 +44,7 @@ class RequestSummary(Struct, eq=False, kw_only=True, gc=False):
     generation: "PredictedHit | None" = None  # None: no replica was looked for by its prompt
     attempts: "Sequence[Attempt]" = ()
     prefill: "PrefillHalf | None" = None  # None: no other place for its prompt was weighed
-    notes: "Notes | None" = None  # for the request log
+    logged: bytes = b""  # the body, for the request log
     used: Use = NOTHING  # tokens, as the key is charged
     output_tokens: int | None = None  # without those that nobody but their number of events tells of
     trace: Any = None  # router.records.tracing.RequestTrace, whose package is an extra; None: not traced
@@ -251,81 +249,3 @@ def past_decision(summary: RequestSummary, generation: "PredictedHit") -> PastDe
     if decision.effects is None:
         return PastDecision(outcome, decision)
     return PastDecision(outcome, replace(decision, effects=None), decision.harms_s())
-
-
-# ---- notes for the request log
-
-
-class Notes:
-    __slots__ = ("body", "decisions")
-
-    def __init__(self) -> None:
-        self.body = b""
-        self.decisions: list[Decided] = []
-
-    def decided(self, order: int, decision: "Decision", members: Sequence["Member"]) -> None:
-        """Record a decision; call it before the load changes."""
-        question = decision.question
-        lost = decision.effects.lost if decision.effects is not None else [0.0] * len(members)
-        self.decisions.append(
-            Decided(
-                order,
-                question.now_s,
-                decision.policy,
-                decision.tie_break,
-                question.turn,
-                None if decision.chosen is None else decision.chosen.name,
-                sorted(question.tried),
-                [_weighed(question, *one) for one in zip(members, decision.costs, lost, strict=True)],
-                question.came_s,
-                question.half,
-                question.is_fetched,
-                None if question.source is None else question.source.name,
-                question.behind_s,
-                question.stands_back,
-            )
-        )
-
-
-def _weighed(question: "Question", member: "Member", cost: float, lost_tokens: float | None) -> Weighed:
-    """The figures of one replica. Positional, for speed: it runs for every replica and request if a log is kept."""
-    candidate, load, slot = member.candidate, member.load, member.slot
-    matched = question.matched.get(slot, 0)
-    below = {source: level[slot] for source, level in question.below.items() if slot in level}
-    lower, pull = max(below.values(), default=0), question.pulls.get(slot)
-    feed = member.feed
-    seq, inexact = (None, None) if feed is None else (feed.view.stream.last_seq, feed.inexact)
-    return Weighed(
-        candidate.name,
-        None if cost == INFINITE else cost,
-        matched,
-        lower if lower > matched else None,
-        candidate.queued_tokens,
-        candidate.running,
-        candidate.waiting,
-        candidate.all_in_flight,
-        candidate.prefill_tokens_per_s,
-        candidate.empty_tokens,
-        candidate.assigned_tokens,
-        candidate.slowness,
-        candidate.unavailable,
-        candidate.may_try_anyway,
-        candidate.limit,
-        candidate.max_model_len,
-        member.block_size,
-        load.block_size,
-        load.total_blocks,
-        seq,
-        inexact,
-        member.report,
-        lost_tokens or 0.0,
-        member.trust,
-        below,
-        dict(candidate.load_tokens_per_s),
-        candidate.kv_layout,
-        question.readable.get(slot, 0),
-        0 if pull is None else pull.tokens,
-        [] if pull is None else [one.name for one in pull.neighbours],
-        candidate.role,
-        candidate.answer_delay_s,
-    )

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from itertools import count
 from typing import Any, Protocol, TypeVar
 
 from starlette.types import Scope
@@ -45,8 +44,6 @@ class Remembers(Protocol):
 
     @property
     def counts(self) -> RequestCounts: ...
-    @property
-    def request_log(self) -> object | None: ...
     def turned_away(self, scope: Scope, error: ApiError) -> None: ...
 
 
@@ -65,7 +62,6 @@ class Services(Protocol):
     responses: KeptResponses
     tracing: Any  # a `Tracing`, whose package is an extra; None: nothing is traced
     held: Budget  # the budget for buffered answers
-    order: "count[int]"  # numbers every change of the figures that choices depend on
     loop: asyncio.AbstractEventLoop
     now_s: Callable[[], float]
     config: RouterConfig

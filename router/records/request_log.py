@@ -1,4 +1,4 @@
-"""One JSON line for every generation request, with the data for later analysis, simulation and replay."""
+"""One JSON line for every generation request, with the data for later analysis and simulation."""
 
 import logging
 import time
@@ -8,14 +8,14 @@ from uuid import uuid4
 import msgspec
 from msgspec import Raw
 
-from router.log_lines import NO_BODY, LogLine, Prefilled, Sending
-from router.proxy.request_summary import prefill_record
+from router.log_lines import NO_BODY, LogLine, Sending
+from router.proxy.request_summary import past_decision
 from router.records.line_file import LineFile
 
 if TYPE_CHECKING:
     from router.proxy.attempt import Attempt
     from router.proxy.predicted_hit import PredictedHit
-    from router.proxy.request_summary import Notes, RequestSummary
+    from router.proxy.request_summary import RequestSummary
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +32,8 @@ class RequestLog(LineFile):
     def over(self, summary: "RequestSummary") -> None:
         """Write the line of a finished request, if a replica was looked for. A mistake costs only the line."""
         try:
-            if summary.notes is not None and summary.generation is not None:
-                self.add(_encode(self._line(summary, summary.generation, summary.notes)))
+            if summary.generation is not None:
+                self.add(_encode(self._line(summary, summary.generation)))
         except Exception:  # any mistake in making the line: the request itself went well
             if not self._has_failed:  # logged once, not for every request
                 log.exception("Cannot make a line of the request log; lines with this error are lost")
@@ -41,16 +41,12 @@ class RequestLog(LineFile):
             self.lost_lines += 1
             self._lost_before += 1  # the file itself works
 
-    def _line(self, summary: "RequestSummary", generation: "PredictedHit", notes: "Notes") -> LogLine:
-        prompt, ttft_s, prefill = generation.prompt, summary.ttft_s, summary.prefill
+    def _line(self, summary: "RequestSummary", generation: "PredictedHit") -> LogLine:
+        prompt, ttft_s = generation.prompt, summary.ttft_s
         size = generation.block_size  # the chosen replica's, else the model's largest
         if prompt.exact and not size and summary.model is not None:
             size = max(summary.model.slots, default=0)
-        prefilled = None
-        if prefill is not None and prefill.split is not None and prefill.outcome is not None:
-            half, gain_s = prefill_record(prefill), round(prefill.split.gain_s, 6)
-            hits = half.predicted_cached_tokens, half.reported_cached_tokens
-            prefilled = Prefilled(half.replica or "", prefill.outcome, half.duration_s, gain_s, *hits)
+        record = past_decision(summary, generation).record()
         session, predicted = generation.decision.question.session, generation.prediction
         return LogLine(
             ts=round(time.time() - summary.duration_s, 6),
@@ -71,13 +67,16 @@ class RequestLog(LineFile):
             client_left=summary.exchange.disconnected,
             run=self.run,
             at_s=summary.arrived_s,
-            decisions=notes.decisions,
+            policy=record.policy,
+            estimated_ttft_s=record.estimated_ttft_s,
+            candidates=record.candidates,
+            known_batch=None if generation.predicted_at is None else generation.predicted_at.batch,
             sendings=[_sending(attempt) for attempt in summary.attempts],
-            raw_body=_one_line(notes.body) if self._bodies else NO_BODY,
+            raw_body=_one_line(summary.logged) if self._bodies else NO_BODY,
             index_exact=generation.exactness.index,
             prediction_exact=generation.exactness.prediction,
             predicted_tokens=None if predicted is None else predicted.tokens,
-            prefill=prefilled,
+            prefill=record.prefill,
             further_tokens=prompt.all_tokens - prompt.tokens,
         )
 
@@ -86,19 +85,11 @@ def _sending(attempt: "Attempt") -> Sending:
     placed = attempt.placed
     return Sending(
         attempt.member.name,
-        attempt.sent_order,
         placed.sent_s,
-        placed.uncached_tokens,
-        attempt.begun_order,
         attempt.begun_s,
-        attempt.ended_order,
         attempt.ended_s,
-        placed.streams and not placed.is_batch,
+        placed.uncached_tokens,
         attempt.fault,
-        placed.priority_s,
-        placed.awaited_s,
-        placed.fetched_tokens,
-        placed.stands_back,
     )
 
 

@@ -19,7 +19,7 @@ from router.http.front import FrontConnection
 from router.members.upstream import Connection
 from router.placement.ages import CacheAges, Reuse
 from router.placement.cost import Candidate, Question
-from router.placement.policy import TieBreak, choose
+from router.placement.policy import choose
 from router.prompts.prefixes.tree import Run
 from router.prompts.tokenizers import Tokenizers
 from router.prompts.tokens import Tokens
@@ -218,7 +218,7 @@ def decided(candidates: list[Candidate], number: int) -> PastDecision:
         came_s=moment,
         awaited={},
     )
-    decision = choose("cost", question, candidates, TieBreak(number))
+    decision = choose("cost", question, candidates, random.Random(number))
     outcome = DecisionRecord(
         ts=moment + 3,
         request_id=f"req-{number:012}",

@@ -1,5 +1,6 @@
 """The choice where a prompt is computed: where it is generated, or at another replica that hands its KV over."""
 
+import random
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from router.placement.elsewhere import (
     why_not_at_all,
 )
 from router.placement.placement import Placement
-from router.placement.policy import TieBreak, choose
+from router.placement.policy import choose
 from router.placement.prices import PULL, TOKENS_PER_S
 
 RATE = 8000.0  # tokens per second
@@ -33,7 +34,7 @@ def candidate(slot: int, role: Role | None, **known: Any) -> Candidate:
 
 
 def decided(question: Question, *candidates: Candidate) -> Decision:
-    return choose("cost", question, candidates, TieBreak(1))
+    return choose("cost", question, candidates, random.Random(1))
 
 
 def weighed(

@@ -223,7 +223,7 @@ def product() -> dict[str, str]:
 
 
 def test_placement_happens_in_one_place() -> None:
-    """The router, the simulator and the replay of incidents make no question, choice or expectation of their own."""
+    """The router and the simulator make no question, choice or expectation of their own."""
     own = re.compile(r"policy import .*\b(place|choose)\b|optimistic\.(add|withdraw)\(|\bages\.routed\(")
     found = {name for name, text in product().items() if own.search(text)}
     assert {name for name in found if not name.startswith("router/placement/")} == set()

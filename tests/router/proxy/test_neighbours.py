@@ -1,10 +1,8 @@
 """Neighbours named to a replica of ours: by the router alone, in the envelope, from what both say of themselves."""
 
 import json
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from api.native import KvSource
@@ -13,7 +11,6 @@ from api.prompts.prompts import Prompts
 from api.reading import read
 from api.tokens.tokenizer import ByteTokenizer
 from events.blocks import block_keys, root_key
-from router.log_lines import LogLine
 from router.proxy.predicted_hit import PULLED
 from tests.router.scripted import MODEL, Call, Script, Scripted, Served, connect, served
 
@@ -95,22 +92,6 @@ def test_a_replica_finds_no_sources_in_a_clients_body() -> None:
         json.dumps({**ASKED, "kv_sources": [{"endpoint": "tcp://10.6.6.6:22", "tokens": 9}]}).encode(), ChatRequest
     )
     assert not hasattr(request, "kv_sources")
-
-
-async def test_the_request_log_says_who_would_have_read_what_from_whom(tmp_path: Path) -> None:
-    path = tmp_path / "requests.jsonl"
-    async with (
-        served(*replicas(Script(frames)), policy="cost", request_log=str(path)) as running,
-        connect(running.port) as client,
-    ):
-        held = hold(running, "r0")
-        await client.post(CHAT, ASKED)
-        await running.idle()
-        [line] = [msgspec.json.decode(text, type=LogLine) for text in path.read_bytes().splitlines()]
-        one, other = sorted(line.decisions[0].candidates, key=lambda each: each.name)
-        assert (one.readable_tokens, one.pulled_tokens, one.kv_layout) == (held, 0, "layout on this machine")
-        assert (other.readable_tokens, other.pulled_tokens, other.pulled_from) == (0, held, ["r0"])
-        assert line.sendings[0].uncached_tokens < line.prompt_tokens / 2
 
 
 async def test_several_prompts_name_no_neighbours() -> None:

@@ -1,9 +1,7 @@
 """Prompts that one replica of ours computes for another: the two requests, roles as they are told, and each loss."""
 
-import json
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -222,17 +220,6 @@ async def test_a_source_that_shows_its_blocks_no_more_is_not_named() -> None:
         two.prefill.handler = computes_and_restarts
         assert said(await two.ask()) == "r1"
         assert not sources(two.decode.calls[0])
-
-
-async def test_the_request_log_names_the_source(tmp_path: Path) -> None:
-    log = tmp_path / "requests.jsonl"
-    async with pair(request_log=str(log)) as two:
-        assert said(await two.ask()) == "r1"
-        await two.running.idle()
-    [line] = [json.loads(text) for text in log.read_text().splitlines()]
-    assert [one.get("source") for one in line["decisions"]] == [None, None, "r0"]
-    assert [one["pulled_from"] for one in line["decisions"][2]["candidates"] if "pulled_from" in one] == [["r0"]]
-    assert [one["replica"] for one in line["sendings"]] == ["r0", "r1"]
 
 
 async def test_who_has_begun_is_not_refused_for_its_class() -> None:

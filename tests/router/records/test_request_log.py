@@ -1,10 +1,9 @@
-"""One line for every generation request: what analysis and replay of it need, and no word of its prompt."""
+"""One line for every generation request: what analysis of it needs, and no word of its prompt."""
 
 import gc
 import json
 import logging
 import os
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,14 +11,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from events.blocks import block_keys, root_key
 from lab.trace.formats import read_log
 from router.log_lines import LogLine
-from router.placement.cost import Candidate, Question
-from router.placement.policy import SEED_BITS, TieBreak, choose
 from router.proxy.request import Request
 from router.records.request_log import RequestLog
 from tests.router.loopback import until
@@ -77,9 +72,8 @@ async def test_requests_of_apis_that_only_engines_speak_have_lines(path: str, tm
     assert (line.request_id, line.model, line.status) == ("my-id", MODEL, 200)
     assert body_of(line) == {"model": MODEL, **ASKED[path]}
     assert (line.output_tokens, line.cached_tokens) == (7, 16)
-    [decided], [sending] = line.decisions, line.sendings
-    assert decided.chosen == line.replica == sending.replica
-    assert decided.order < sending.sent_order < sending.begun_order < sending.ended_order
+    [sending] = line.sendings
+    assert line.replica == sending.replica and line.at_s <= sending.sent_at_s < sending.begun_at_s <= sending.ended_at_s
 
 
 async def test_a_line_has_request_answer_and_replica(tmp_path: Path) -> None:
@@ -96,13 +90,9 @@ async def test_a_line_has_request_answer_and_replica(tmp_path: Path) -> None:
     assert (line.output_tokens, line.cached_tokens) == (7, 16)
     assert not line.exact and not line.blocks and line.block_tokens == 0
     assert line.ttft_s is not None and 0 <= line.ttft_s <= line.duration_s
-    [decided], [sending] = line.decisions, line.sendings
-    assert decided.policy == "round-robin" and decided.chosen == line.replica == sending.replica
-    assert [(one.name, one.cost_s is not None, one.in_flight) for one in decided.candidates] == [
-        ("r0", True, 0),
-        ("r1", True, 0),
-    ]
-    assert decided.order < sending.sent_order < sending.begun_order < sending.ended_order
+    [sending] = line.sendings
+    assert line.policy == "round-robin" and line.replica == sending.replica
+    assert [(one.name, one.cost_s is not None) for one in line.candidates] == [("r0", True), ("r1", True)]
     assert line.at_s <= sending.sent_at_s <= sending.begun_at_s <= sending.ended_at_s
 
 
@@ -149,8 +139,7 @@ async def test_the_blocks_of_an_exact_prompt_are_its_keys_for_the_replica(tmp_pa
     assert (line.block_tokens, len(line.blocks), line.output_tokens, line.cached_tokens) == (16, tokens // 16, 3, 16)
     prompt = replica.calls[0].native[0].prompts[0]
     assert line.blocks == block_keys(prompt, 16, root_key(MODEL, None, None, 16))
-    [known] = line.decisions[0].candidates
-    assert known.seq == -1 and known.inexact and known.report is None and known.block_tokens == 16
+    assert [one.name for one in line.candidates] == [line.replica]
 
 
 async def test_tries_at_several_replicas_stand_in_one_line(tmp_path: Path) -> None:
@@ -160,8 +149,8 @@ async def test_tries_at_several_replicas_stand_in_one_line(tmp_path: Path) -> No
         assert (await client.post(CHAT, chat())).status == 200
     [line] = lines_of(log)
     first, second = line.sendings
-    assert first.fault and first.begun_order == -1 and not second.fault and line.replica == second.replica
-    assert [decided.tried for decided in line.decisions] == [[], [first.replica]]
+    assert first.fault and not first.begun_at_s and not second.fault and line.replica == second.replica
+    assert first.replica != second.replica
 
 
 async def test_an_unplaced_request_has_a_line_and_an_invalid_one_has_none(tmp_path: Path) -> None:
@@ -184,7 +173,7 @@ async def test_a_client_that_left_has_a_line(tmp_path: Path) -> None:
         client.leave()
         await running.idle()
     [line] = lines_of(log)
-    assert line.client_left and line.ttft_s is None and line.sendings[0].begun_order == -1
+    assert line.client_left and line.ttft_s is None and not line.sendings[0].begun_at_s
 
 
 async def test_it_is_for_its_owner_alone_and_lines_are_added(tmp_path: Path) -> None:
@@ -283,35 +272,3 @@ async def test_the_first_line_after_a_torn_one_is_whole(tmp_path: Path, cut: int
     log.write_bytes(log.read_bytes()[:-cut])
     await two_requests()
     assert len(log.read_bytes().splitlines()) == 4 and len(lines_of(log)) == (4 if cut == 1 else 3)
-
-
-# ---- lots
-
-
-@given(st.integers(0, 2**SEED_BITS - 1))
-def test_a_lot_draws_the_same_again(number: int) -> None:
-    def draws() -> list[float]:
-        lot = TieBreak(number)
-        return [lot.random() for _ in range(5)] + [lot.choice(range(7))]
-
-    first = draws()
-    assert first == draws() and all(0 <= one < 1 for one in first[:5]) and len(set(first[:5])) == 5
-    assert TieBreak(number + 1).random() != first[0]
-
-
-def test_lots_are_spread_evenly() -> None:
-    chance = random.Random(1)
-    drawn = [TieBreak(chance.getrandbits(SEED_BITS)).choice(range(4)) for _ in range(4000)]
-    assert all(900 < drawn.count(one) < 1100 for one in range(4))
-
-
-def test_near_equals_are_placed_by_the_lot_alone() -> None:
-    candidates = [Candidate(f"r{slot}", slot) for slot in range(8)]
-
-    def placed(number: int) -> str:
-        chosen = choose("random", Question(100, {}), candidates, TieBreak(number)).chosen
-        assert chosen is not None
-        return chosen.name
-
-    names = [placed(number) for number in range(100)]
-    assert names == [placed(number) for number in range(100)] and len(set(names)) == 8
