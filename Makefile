@@ -138,7 +138,7 @@ $(TRITON): tests/kernels/gpu/requirements.txt | $(BIN)/python
 bench: $(INSTALLED)  ## measure, and print a table
 	$(BIN)/python -m tests.bench
 
-gpu-kit:  ## pack what a bare GPU machine lacks for tests.gpu.run, as wheels, into build/gpu-kit
+gpu-kit:  ## pack the check for a GPU into one file, build/warmroute-gpu-kit.pyz, that needs no registry where it runs
 	$(call need_python)
 	$(PYTHON) -m tests.gpu.kit
 

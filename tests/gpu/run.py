@@ -164,7 +164,7 @@ def header(device: str) -> dict[str, str]:
 def described(device: str) -> dict[str, str]:
     import torch
 
-    found = {"Python": sys.version.split()[0], "commit": said_by("git", "rev-parse", "--short", "HEAD")}
+    found = {"Python": sys.version.split()[0], "commit": commit()}
     found["torch"] = torch.__version__
     for name in ("triton", "transformers", "numpy"):
         found[name] = version_of(name)
@@ -187,6 +187,10 @@ def described(device: str) -> dict[str, str]:
         **found,
         "attention": choice.attention.name + (f" ({passed})" if passed else ""),
     }
+
+
+def commit() -> str:
+    return kit.COMMIT.read_text() if kit.COMMIT.is_file() else said_by("git", "rev-parse", "--short", "HEAD")
 
 
 def version_of(name: str) -> str:

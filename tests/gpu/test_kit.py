@@ -1,6 +1,7 @@
 """Missing packages come from wheels; present ones stay as they are."""
 
 import os
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -71,3 +72,17 @@ def test_without_it_what_is_missing_is_named_and_how_to_get_it(
     why = "it does not have them" if there else "it is not here"
     with pytest.raises(SystemExit, match=rf"missing: {NOBODY}>=1\.2; .* make gpu-kit .*\({why}\)"):
         provide(tmp_path / "out", tmp_path / "kit")
+
+
+def test_one_file_has_all_and_runs_from_any_folder(tmp_path: Path) -> None:
+    file, here = tmp_path / "kit.pyz", tmp_path / "elsewhere"
+    wheel(tmp_path / "kit", NOBODY, "1.0", f"{NOBODY}.py")
+    kit.pack(tmp_path / "kit", file)
+    with zipfile.ZipFile(file) as archive:
+        assert {f"build/gpu-kit/{NOBODY}-1.0-py3-none-any.whl", "kernels/backends.py"} <= set(archive.namelist())
+        assert archive.read("COMMIT")
+    here.mkdir()
+    command = [sys.executable, str(file), "--out", "results", "--device", "cpu"]
+    ended = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2 and "add --quick" in ended.stderr, ended.stderr
+    assert list(here.iterdir()) == []
