@@ -1,5 +1,7 @@
 """Every overlay, base and component renders, and Kubernetes would know every field."""
 
+import os
+import subprocess
 from copy import deepcopy
 from itertools import chain
 from pathlib import Path
@@ -90,3 +92,10 @@ def test_a_misspelt_word_is_found(kind: str, path: tuple[str | int, ...], value:
         node = node[key]  # type: ignore[index]
     node[path[-1]] = value  # type: ignore[index]
     assert any(said in mistake for mistake in mistakes(each)), mistakes(each)
+
+
+def test_the_report_of_a_cluster_says_what_to_set_if_none_answers(tmp_path: Path) -> None:
+    environment = {"PATH": os.environ["PATH"], "KUBECONFIG": str(tmp_path / "none"), "HOME": str(tmp_path)}
+    ended = subprocess.run(["sh", K8S / "report.sh"], env=environment, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1 and ended.stderr.endswith("kubectl config use-context\n")
+    assert ended.stdout.startswith("warmroute in the namespace warmroute, 20")
