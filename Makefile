@@ -32,7 +32,7 @@ LONG := tests/chaos/test_kv_tiers.py tests/docs/test_walks.py tests/fleet/test_u
 # ones come first.
 PATIENT := tests/chaos/test_fleet_nodes.py tests/hostile/test_ray.py tests/hostile/test_other_users.py \
 	tests/hostile/test_silence.py tests/hostile/test_connections.py tests/chaos/test_fleet_rolling.py $(addprefix tests/chaos/test_, \
-	router_picker.py shadow.py incident_replay.py router_engines.py)
+	router_picker.py shadow.py router_engines.py)
 # These look at the clock, and want the machine for themselves; the calm ones come first.
 CLOCKED := $(addprefix tests/chaos/test_,replica_kill.py router_failure.py replica_load.py stream_chaos.py) \
 	tests/hostile/test_large_bodies.py
