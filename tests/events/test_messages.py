@@ -233,3 +233,28 @@ def test_what_is_not_read_is_named_the_most_frequent_first() -> None:
     assert decoder.unknown(8) == {"BlockRemoved.remaining_copy_counts": 2, "BlockInactive": 1}
     assert decoder.unknown(1) == {"BlockRemoved.remaining_copy_counts": 2}
     assert Decoder().unknown(8) == {}
+
+
+@pytest.mark.parametrize(
+    ("event", "read"),
+    [
+        (["BlockStored", [100, 101], 99, [1, 2, 3], 16, None, "gpu", None], BlockStored),
+        (["BlockStored", [200, 201], 199, [4, 5, 6], 32, 42, "gpu", "test-lora"], BlockStored),
+        (["BlockStored", [300, 301], 299, [7, 8, 9], 64, 123, "gpu"], BlockStored),
+        (["BlockStored", [100, 101], 99, [1, 2, 3], 16, None, "gpu", None, None], BlockStored),
+        (["BlockStored", [400], 399, [10, 11], 128], BlockStored),
+        (["BlockStored", [500], 499, [1]], RejectedEvent),
+        (["BlockRemoved", [200, 201, 202], "cpu"], BlockRemoved),
+        (["BlockRemoved", [500, 501]], BlockRemoved),
+        (["AllBlocksCleared"], AllBlocksCleared),
+        (["UnknownEventType", "some", "data"], UnknownEvent),
+        ([], RejectedEvent),
+    ],
+)
+def test_events_of_the_tests_of_llm_ds_adapters_are_read(event: list[object], read: type) -> None:
+    """The cases are those of its adapters for vLLM and SGLang, but for its refusal of vLLM's shorter, older events."""
+    [found] = decode_batch(msgspec.msgpack.encode([1234567890.0, [event], None])).events
+    assert type(found) is read
+    if isinstance(found, BlockStored):
+        assert [found.block_hashes, found.parent_block_hash, found.token_ids, found.block_size] == event[1:5]
+        assert [found.lora_id, found.medium, found.lora_name] == [*event[5:8], *[None] * 3][:3]
