@@ -44,7 +44,7 @@ COMMANDS = {
     "analyze": ("lab.commands.analyze:analyze", "Analyze how much prompts share, and what breaks sharing."),
     "bench": ("lab.commands.bench:bench", "Send requests to an endpoint as users would, and measure its latencies."),
     "chat": ("lab.commands.chat:chat", "Talk to a model in the terminal, and see what was cached, and where."),
-    "demo": ("lab.commands.demo:demo", "Show in a minute what a warm cache saves, and how an answer survives a kill."),
+    "demo": ("lab.commands.chat:demo", "Show in a minute what a warm cache saves, and how an answer survives a kill."),
     "doctor": ("lab.commands.doctor:doctor", "Diagnose a router, and name the setting to change."),
     "down": ("fleet.commands.down:down", "End a fleet, on this machine or elsewhere."),
     "drain": ("fleet.commands.drain:drain", "Stop or resume sending new requests to a replica."),
@@ -53,6 +53,7 @@ COMMANDS = {
     "fetch": ("replica.cli:fetch", "Put the files of a model into a folder, for replicas or routers to read."),
     "logs": ("fleet.commands.logs:logs", "Show the log of a replica."),
     "picker": ("router.process.cli:picker", "Pick the replica of each request that a gateway forwards."),
+    "prove": ("lab.commands.prove:prove", "Prove what was cached behind any router, and what its routing lost."),
     "replica": ("replica.cli:replica", "Serve a model from one engine with a prefix cache."),
     "restart": ("fleet.commands.change:restart", "Replace a model's replicas one by one, losing no request."),
     "router": (

@@ -97,6 +97,7 @@ class Outcome(Struct):
     session_turns: int = 0  # its session has so many; 0: it has none
     retry_after_s: int | None = None  # told with status 429
     sent_away: int = 0  # how often it was, and came again when told
+    request_id: str = ""  # sent along, if there is one
 
     @property
     def ttft_s(self) -> float | None:
@@ -155,6 +156,8 @@ class Endpoint:
         lines = self.upstream.host_line + self._lines
         if session:
             lines += b"x-session-id: %b\r\n" % session.encode()
+        if outcome.request_id:
+            lines += b"x-request-id: %b\r\n" % outcome.request_id.encode()
         lines += b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body)
         request = b"POST %b%b HTTP/1.1\r\n%b\r\n%b" % (self.upstream.path, path.encode(), lines, body)
         return InFlight(self, request, outcome, began_s)

@@ -9,9 +9,9 @@ How much the load generator itself may have delayed is measured, too.
 import asyncio
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from msgspec import Struct
 
@@ -70,6 +70,7 @@ class OverheadMeter:
         )
 
 
+Witness: TypeAlias = Callable[[Outcome, str, bytes], Awaitable[None]]  # sees a request before it is sent: path, body
 REST_AFTER_ERROR_S = 0.1  # a client in closed loop does not ask a dead endpoint a thousand times a second
 
 
@@ -100,10 +101,12 @@ class LoadGenerator:
         arrivals: Iterator[Arrival],
         limits: Limits,
         on_end: Callable[[int], object],
+        witness: Witness | None = None,
     ) -> None:
         self.outcomes: list[Outcome] = []
         self._limits = limits
         self._on_end = on_end  # is told how many requests have ended
+        self._witness = witness
         self._endpoint = endpoint
         self._form = form
         self._arrivals = arrivals
@@ -174,6 +177,8 @@ class LoadGenerator:
                 break
             outcome.session_turns = len(talk.turns) if session else 0
             body = self._form.body(talk, number, answers)
+            if self._witness is not None:
+                await self._witness(outcome, self._form.path, body)
             while True:
                 asked = self._endpoint.ask(self._form.path, body, outcome, self._began_s, session)
                 try:

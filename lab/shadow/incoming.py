@@ -120,7 +120,7 @@ REQUEST_ID = "x-request-id"
 
 
 def mirror(
-    take: Callable[[Incoming, Sequence[Header]], Awaitable[None]],
+    take: Callable[[Incoming, Sequence[Header]], Awaitable[object]],
     most_body_bytes: int,
     most_bytes: int,
     skipped: Counter[str],

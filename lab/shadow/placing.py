@@ -205,7 +205,7 @@ class Placing:
             lambda slot: next((member.name for member in services.members if member.slot == slot), None),
         )
 
-    async def take(self, incoming: Incoming, headers: Sequence[Header] = ()) -> None:
+    async def take(self, incoming: Incoming, headers: Sequence[Header] = ()) -> Record | None:
         """Place a request, and keep its record; count it as skipped if it cannot be placed."""
         self.seen += 1
         path = PATHS.get(incoming.path)
@@ -214,17 +214,18 @@ class Placing:
             services, admitted = self._services, Admitted(incoming.request_id)
             peek, prompt = await read_prompt(services.members, services.reading, incoming.body, admitted, api)
             model = services.members.model(peek.model)
-            self._keep(incoming, peek, prompt, model, headers)
+            return self._keep(incoming, peek, prompt, model, headers)
         except ApiError as error:
             self._skipped[error.code or f"status {error.status}"] += 1
         except Exception:  # a mistake of our own costs only this request
             if not self._skipped[OWN_MISTAKE]:  # logged once
                 log.exception("A request could not be placed; more of them are only counted")
             self._skipped[OWN_MISTAKE] += 1
+        return None
 
     def _keep(
         self, incoming: Incoming, peek: Peek, prompt: Prompt, model: ServedModel, headers: Sequence[Header]
-    ) -> None:
+    ) -> Record:
         now_ts = time.time()
         if not prompt.exact:
             known = len(self.approximate) < MAX_WHY
@@ -250,6 +251,7 @@ class Placing:
             session = session_of(headers, peek.prompt_cache_key)
             decision, _ = decide(self._services, model, prompt, None if session is None else session.key)
             record.at_once = at_once(decision)
+        return record
 
     def _locate(self, record: Record, told: str | None, is_late: bool) -> None:
         """Note where it went if that is told; else look for it, if it has only just come."""

@@ -18,6 +18,7 @@ PARTS = (
 BY_NAME = (
     "demo",
     "peers",
+    "prove",
     "sessions",
     "screenshots",
     "film",

@@ -154,6 +154,10 @@ WALKS = {
             Scene(f"{SHADOW} --requests", (f"""echo '{{"body": {QUESTION}}}' > requests.jsonl""",)),
         ),
     ),
+    "docs/prove.md": Walk(
+        {"warmroute prove 10.0.0.9": NotHere("needs a router of another make; tests/bench/prove.py starts two")},
+        (Scene("", ROUTED),),
+    ),
     "docs/simulate.md": Walk({}, (Scene("", ("python -m tests.docs.traces conversations conversation.jsonl",)),)),
     "docs/incident.md": Walk(
         {"warmroute events record": RECORDER, "warmroute simulate": Ends((0, 1))},

@@ -133,7 +133,7 @@ async def _serve(port: int, upstream: int, shadow: int) -> None:
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(asyncio.IncompleteReadError, ConnectionError):
-            request = await _request(reader)
+            request = await read_request(reader)
             copy = asyncio.create_task(_copied(request, shadow))
             copies.add(copy)
             copy.add_done_callback(copies.discard)
@@ -149,7 +149,7 @@ async def _serve(port: int, upstream: int, shadow: int) -> None:
     await server.serve_forever()
 
 
-async def _request(reader: asyncio.StreamReader) -> bytes:
+async def read_request(reader: asyncio.StreamReader) -> bytes:
     head = await reader.readuntil(b"\r\n\r\n")
     lines = [line for line in head[:-4].split(b"\r\n") if not line.lower().startswith(b"connection:")]
     length = next((int(line[15:]) for line in lines if line.lower().startswith(b"content-length:")), 0)

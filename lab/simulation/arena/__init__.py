@@ -1,1 +1,0 @@
-"""Other projects' policies in our simulated fleet, written from their published rules."""
