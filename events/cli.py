@@ -7,7 +7,8 @@ from events.lazy import LazyGroup
 COMMANDS = {
     "conform": ("events.tool.conform:conform", "Grade an engine's stream against the wire format, point by point."),
     "decode": ("events.tool.decode:decode", "Turn payloads (JSON lines of hex) into events with named fields."),
-    "keygen": ("events.tool.keygen:keygen", "Write a pair of CURVE keys, to encrypt streams and admit known clients."),
+    "keygen": ("events.sockets.keygen:keygen", "Write a pair of CURVE keys, to encrypt streams and admit clients."),
+    "mirror": ("events.tool.mirror:mirror", "Serve snapshots of an engine that has none, for its routers."),
     "record": ("events.tool.record:record", "Record streams to a file, with or without the prompts in them."),
     "replay": ("events.tool.replay:replay", "Publish a recording again, replay socket included."),
     "stat": ("events.tool.stat:stat", "Show rates, churn and losses of a stream."),

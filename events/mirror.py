@@ -60,6 +60,7 @@ class Mirror:
     def __init__(self) -> None:
         self.pools: dict[tuple[str, int], MirrorPool] = {}
         self._pools: dict[tuple[str | None, int | None], MirrorPool] = {}  # the same, by what events call them
+        self.words: list[BlockStored] = []  # what readers have to know of groups beside their blocks
         self._contexts: dict[Context, Context] = {}
         self._context: Context = ()
 
@@ -72,7 +73,11 @@ class Mirror:
             if isinstance(event, BlockStored):
                 hashes, extras, parent = event.block_hashes, event.extra_keys, event.parent_block_hash
                 blocks = len(hashes)
-                if len(event.token_ids) != event.block_size * blocks or (extras and len(extras) != blocks):
+                if not blocks:  # it tells of a group alone
+                    self.words.append(event)
+                    continue
+                unpaired = event.token_ids and len(event.token_ids) != event.block_size * blocks
+                if unpaired or (extras and len(extras) != blocks):
                     raise ValueError(
                         f"{len(event.token_ids)} token ids, {blocks} hashes of blocks of {event.block_size}"
                     )
@@ -106,6 +111,7 @@ class Mirror:
                 self.pools.clear()
                 self._pools.clear()
                 self._contexts.clear()
+                self.words.clear()
                 self._context = ()
 
     def _pool(self, medium: str | None, group: int | None) -> MirrorPool:
@@ -117,6 +123,7 @@ class Mirror:
 
     def events(self) -> Iterator[BlockStored]:
         """The whole cache, parents before children, in runs of up to RUN_BLOCKS blocks."""
+        yield from self.words
         for pool in self.pools.values():
             blocks = pool.blocks
             children: dict[Hash | None, list[Hash]] = {}

@@ -1,4 +1,4 @@
-"""Messages of our own replicas only, on sockets of their own: status and snapshot (docs/wire.md, "Native sockets").
+"""Messages of our own replicas and mirrors, on sockets of their own: status and snapshot (docs/wire.md).
 
 Status socket (PUB): `[topic, Status as msgpack]`.
 Snapshot socket (ROUTER): a DEALER sends `[b"", b"snapshot"]`; the answer is `[b"", SnapshotHeader]`, then as many
@@ -44,6 +44,7 @@ class Status(Struct, frozen=True):
     digest_blocks: int
     digest_xor: int
     load: Load
+    doubt: str = ""  # why a mirror is not sure of what it holds; empty: it is sure
 
 
 class SnapshotHeader(Struct, frozen=True):
@@ -52,6 +53,7 @@ class SnapshotHeader(Struct, frozen=True):
     ts: float
     batches: Annotated[int, Meta(ge=0, le=MAX_SNAPSHOT_BATCHES)]
     model: str = ""  # the name that is part of the block keys
+    doubt: str = ""  # as in `Status`
 
 
 encode_native: Callable[[Status | SnapshotHeader], bytes] = msgspec.msgpack.Encoder().encode

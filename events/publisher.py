@@ -17,13 +17,13 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
 import zmq
 from msgspec import Struct
 
-from events.messages import END_SEQ, EventBatch, KnownEvent, encode_batch
+from events.messages import END_SEQ, AllBlocksCleared, EventBatch, KnownEvent, encode_batch
 from events.mirror import Mirror
 from events.native import Load, SnapshotHeader, Status, encode_native
 from events.sockets.curve import CurveKeys
@@ -81,6 +81,15 @@ class PublisherConfig(Struct, frozen=True):
     replay_batches: int = 10_000
     replay_bytes: int = 16 * 2**20  # the size of payloads; each takes twice its bytes, in Python and in ZeroMQ
     curve: CurveKeys | None = None
+    doubt: str = ""  # until the first report
+
+
+class Report(NamedTuple):
+    load: Load
+    doubt: str
+
+
+Item: TypeAlias = tuple[float, Sequence[KnownEvent]] | Report | None  # a batch with its time, a report, or the end
 
 
 class EventEndpoints(Struct):
@@ -99,10 +108,11 @@ class Publisher:
         self.stats = PublisherStats()
         self.failed: BaseException | None = None  # the error that has ended the thread; nothing is published any more
         self.seq = -1
+        self._doubt = self.config.doubt
         self._topic = self.config.topic.encode()
         self._mirror = Mirror() if self.config.status or self.config.snapshot else None
         self._buffer = ReplayBuffer(self.config.replay_batches, self.config.replay_bytes)
-        self._queue: deque[tuple[float, Sequence[KnownEvent]] | Load | None] = deque()
+        self._queue: deque[Item] = deque()
         self._sleeping = False
         self._closed = False
         self._context = zmq.Context()
@@ -140,9 +150,13 @@ class Publisher:
         if events:
             self._put((time.time(), events))
 
-    def report(self, load: Load) -> None:
-        """Send a status that holds after everything published before it."""
-        self._put(load)
+    def report(self, load: Load, doubt: str = "") -> None:
+        """Send a status that holds after everything published before it.
+
+        `doubt` holds for snapshots too, until the next report. A cache that is cleared in doubt leaves a hole in the
+        numbers of batches: a reader has to take a snapshot, which is labelled, and cannot believe the empty cache.
+        """
+        self._put(Report(load, doubt))
 
     def close(self) -> None:
         """Send queued batches, then close the sockets."""
@@ -161,7 +175,7 @@ class Publisher:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _put(self, item: tuple[float, Sequence[KnownEvent]] | Load | None) -> None:
+    def _put(self, item: Item) -> None:
         if self.failed is not None:
             return
         self._queue.append(item)
@@ -194,11 +208,12 @@ class Publisher:
                     item = self._queue.popleft()
                     if item is None:
                         return
-                    if not isinstance(item, Load):
+                    if not isinstance(item, Report):
                         self._send_batch(*item)
-                    elif self._status is not None and self._mirror is not None:
-                        blocks, folded = self._mirror.digest()
-                        status = Status(self.incarnation, self.seq, time.time(), blocks, folded, item)
+                        continue
+                    self._doubt = item.doubt
+                    if self._status is not None and self._mirror is not None:
+                        status = Status(self.incarnation, self.seq, time.time(), *self._mirror.digest(), *item)
                         self._status.socket.send_multipart((self._topic, encode_native(status)))
         except Exception as error:  # the thread ends here: nobody further up could see it
             self.failed = error
@@ -239,7 +254,7 @@ class Publisher:
             batch.events = [event for event in events if self._encodes(event)]
             payload = self._mirrored(batch)
         # Only now is a number taken: a batch that cannot be encoded leaves no hole that nobody can fill.
-        self.seq += 1
+        self.seq += 1 + bool(self._doubt and batch.events[:1] == [AllBlocksCleared()])
         shared = zmq.Frame(payload, copy=True)
         self._buffer.append(self.seq, shared)
         socket = self._events.socket
@@ -277,7 +292,7 @@ class Publisher:
         assert self._mirror is not None
         now = time.time()
         batches = self._mirror.snapshot(now)
-        header = SnapshotHeader(self.incarnation, self.seq, now, len(batches), self.config.model)
+        header = SnapshotHeader(self.incarnation, self.seq, now, len(batches), self.config.model, self._doubt)
         return [(zmq.Frame(payload, copy=True),) for payload in (encode_native(header), *batches)]
 
     # ---- sockets

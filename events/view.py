@@ -113,7 +113,7 @@ class CacheView:
         digest = Digest(status.digest_blocks, status.digest_xor)
         requests: list[Request] = []
         if not self.busy:  # within a batch no digest is true
-            requests = self.perform(self.stream.status(status.incarnation, status.seq, digest, now_s))
+            requests = self.perform(self.stream.status(status.incarnation, status.seq, digest, now_s, status.doubt))
         if self.on_status is not None:
             self.on_status(status)
         return requests
@@ -143,9 +143,11 @@ class CacheView:
         if len(payloads) < header.batches:
             return []
         self.asked("snapshot")
+        naming = self.resolver.naming
+        naming.named_by = header.model
         if not self._model_given:
-            self.resolver.naming.model = header.model
-        return self.perform(self.stream.snapshot(header.incarnation, header.seq, payloads, now_s))
+            naming.model = header.model
+        return self.perform(self.stream.snapshot(header.incarnation, header.seq, payloads, now_s, header.doubt))
 
     def _ignored(self, socket: str, frames: Frames, now_s: float) -> list[Request]:
         self._strange += 1

@@ -1,8 +1,7 @@
 """Block keys from an event's fields besides its hashes: tokens of any engine, adapter, salt, images, prompt embeds."""
 
 from collections.abc import Iterable
-
-from msgspec.structs import replace
+from typing import Any
 
 from events.blocks import TOKEN_BYTES, ExtraKey, Extras, extend_keys, pack_tokens, root_key
 from events.messages import BlockStored, Token
@@ -85,16 +84,10 @@ def lookahead_of(event: BlockStored) -> int:
     return len(ahead[0]) if ahead else int(has_pairs(event))
 
 
-def block_of(event: BlockStored, index: int) -> BlockStored:
-    here, size = slice(index, index + 1), event.block_size
-    return replace(
-        event,
-        block_hashes=event.block_hashes[here],
-        token_ids=event.token_ids[index * size : (index + 1) * size],
-        extra_keys=event.extra_keys[here] if event.extra_keys else None,
-        mm_keys=event.mm_keys[here] if event.mm_keys else None,
-        lookahead_token_ids=event.lookahead_token_ids[here] if event.lookahead_token_ids else None,
-    )
+def part_of(event: BlockStored, start: int, end: int) -> dict[str, Any]:
+    """The fields that have an entry for each block, of these blocks alone."""
+    names = ("block_hashes", "extra_keys", "mm_keys", "lookahead_token_ids")
+    return {name: of[start:end] for name in names if (of := getattr(event, name))}
 
 
 def packed_tokens(event: BlockStored) -> bytes | None:

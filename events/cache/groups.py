@@ -12,13 +12,14 @@ named by the key at its end.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import accumulate, islice
 from math import gcd, lcm
 from operator import and_, or_
 from typing import NamedTuple, TypeAlias
 
 from events.cache.extras import MAX_LOOKAHEAD, has_pairs, lookahead_of
-from events.messages import BlockStored
+from events.messages import BlockStored, decode_tokens
 
 FULL, WINDOW, STATE = "full", "window", "state"
 RULES = {
@@ -136,8 +137,11 @@ class Groups:
         if (old is None and len(self._specs) >= MAX_GROUPS) or len(sizes) > MAX_SIZES:
             self.doubt = self._too_many = f"it has over {MAX_GROUPS} groups, or one with over {MAX_SIZES} block sizes"
             return False
-        if event.block_hashes:
-            self._lookahead, self._pairs = min(lookahead_of(event), MAX_LOOKAHEAD), has_pairs(event)
+        if not event.block_hashes:
+            with suppress(ValueError):
+                event = decode_tokens(event)  # a mirror tells by them that there are pairs
+        self._lookahead = max(self._lookahead, min(lookahead_of(event), MAX_LOOKAHEAD))
+        self._pairs = self._pairs or has_pairs(event)
         if old is not None and kind is None:
             kind, window = old.kind, old.window
         self._specs[number] = Spec(kind, window, sizes)

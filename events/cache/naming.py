@@ -2,7 +2,9 @@
 
 from collections.abc import Iterable
 
-from events.cache.extras import block_of, chain_keys, chain_root
+from msgspec.structs import replace
+
+from events.cache.extras import chain_keys, chain_root, part_of
 from events.cache.groups import Groups
 from events.cache.hash_chain import HashChain
 from events.cache.pool import Pool, pool_name
@@ -89,6 +91,7 @@ class Naming:
     def __init__(self, model: str, pools: Pools, groups: Groups, doubtful: Doubtful) -> None:
         self.verified: bool | None = None  # the hashes of a native replica; None: not looked at yet
         self.model = model
+        self.named_by = ""  # the model that a snapshot names for its keys, if it does
         self._pools = pools
         self._groups = groups
         self._doubtful = doubtful
@@ -132,8 +135,9 @@ class Naming:
         for index, block_hash in enumerate(hashes):
             key = self.key(block_hash) or named.get(block_hash)
             if key is None:
-                made = None if last is None else self.chain(block_of(event, index), last)
-                if not made:
+                own, end = part_of(event, index, index + 1), (index + 1) * size
+                one = replace(event, token_ids=event.token_ids[end - size : end], **own)
+                if last is None or not (made := self.chain(one, last)):
                     return None
                 key = named[block_hash] = made[0]
             keys.append(key)
@@ -157,6 +161,8 @@ class Naming:
         They are verified on the first chain from a root; if they are wrong, no block gets a key.
         """
         hashes, parent = event.block_hashes, event.parent_block_hash
+        if self.named_by not in ("", self.model):
+            return None
         if self.verified is None and parent is None:
             try:
                 full = decode_tokens(event)

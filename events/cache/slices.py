@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import Any
 
 from msgspec import Raw
 from msgspec.structs import asdict, replace
 
+from events.cache.extras import part_of
 from events.messages import BlockRemoved, BlockStored, Event, decode_tokens
 
 SLICE_BLOCKS = 2048  # some milliseconds of work
@@ -60,13 +60,8 @@ def _pieces(event: Event, size: int, blocks: int) -> Iterator[Event]:
         hashes, tokens, block_size = event.block_hashes, event.token_ids, event.block_size
         for start in range(0, size, blocks):  # each piece is the parent of the next one
             end = start + blocks
-            own: dict[str, Any] = {
-                "block_hashes": hashes[start:end],
-                "parent_block_hash": hashes[start - 1] if start else event.parent_block_hash,
-                "extra_keys": event.extra_keys[start:end] if event.extra_keys else None,
-                "mm_keys": event.mm_keys[start:end] if event.mm_keys else None,
-                "lookahead_token_ids": event.lookahead_token_ids[start:end] if event.lookahead_token_ids else None,
-            }
+            own = part_of(event, start, end)
+            own["parent_block_hash"] = hashes[start - 1] if start else event.parent_block_hash
             if isinstance(tokens, Raw):  # not decoded because nobody looks at them
                 yield replace(event, **own)
                 continue

@@ -121,21 +121,15 @@ class Names:
     def _redact_event(self, event: Event) -> Any:
         if isinstance(event, BlockStored):
             parent = event.parent_block_hash
-            return BlockStored(
+            return msgspec.structs.replace(
+                event,
                 block_hashes=[self._name(block_hash) for block_hash in event.block_hashes],
                 parent_block_hash=self._resolver.naming.root(event) if parent is None else self._name(parent),
                 token_ids=[(0, 0) if has_pairs(event) else 0] * len(event.token_ids),
-                block_size=event.block_size,
-                lora_id=event.lora_id,
-                medium=event.medium,
                 lora_name=self._pseudonym("lora", event.lora_name),
-                group_idx=event.group_idx,
-                kv_cache_spec_kind=event.kv_cache_spec_kind,
-                kv_cache_spec_sliding_window=event.kv_cache_spec_sliding_window,
-                locality=event.locality,
-                ownership=event.ownership,
                 session_id=self._pseudonym("session", event.session_id),
                 lookahead_token_ids=[[0] * len(ahead) for ahead in event.lookahead_token_ids or ()] or None,
+                **dict.fromkeys(("extra_keys", "cache_salt", "metadata", "mm_keys")),
             )
         if isinstance(event, BlockRemoved):
             named = [self._name(block_hash) for block_hash in event.block_hashes]

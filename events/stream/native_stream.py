@@ -1,4 +1,4 @@
-"""The stream of a warmroute replica: its status proves the view, and snapshots repair what replays cannot."""
+"""The stream of a warmroute replica or mirror: its status proves the view, and snapshots repair what replays cannot."""
 
 from collections.abc import Iterable
 
@@ -26,13 +26,15 @@ class NativeStream(Stream):
         self._status: tuple[int, Digest] | None = None
         self._status_s = 0.0
         self._behind_since_s: float | None = None
+        self._told = ""  # why the sender itself is not sure
+        self._told_at = -1  # its last batch then
 
     @property
     def doubt(self) -> str | None:
         if self._state is State.OVERSIZED:
             return OVERSIZED
         behind = None if self._behind_since_s is None else "the replica has sent more than has come"
-        return super().doubt or behind
+        return super().doubt or self._told or behind
 
     @property
     def heard_s(self) -> float | None:
@@ -66,9 +68,11 @@ class NativeStream(Stream):
         self._late, self._last_live = seq > self._last_live, seq
         return super().live(seq, payload, now_s)
 
-    def status(self, incarnation: int, seq: int, digest: Digest, now_s: float) -> list[Action]:
+    def status(self, incarnation: int, seq: int, digest: Digest, now_s: float, doubt: str = "") -> list[Action]:
         self._silent = False
         self._status_s = now_s
+        if doubt or self._told_at <= seq <= self.last_seq:  # it is sure of what has been applied, and not of less
+            self._told, self._told_at = doubt, seq
         known, self.incarnation = self.incarnation, incarnation
         if known is not None and incarnation != known:
             return self._restart("the replica has a new incarnation", None, b"", now_s)
@@ -168,8 +172,8 @@ class NativeStream(Stream):
     def _awaits_snapshot(self) -> bool:
         return self._state in {State.SNAPSHOT, State.PAUSE}
 
-    def _take(self, incarnation: int, seq: int, payloads: Iterable[bytes], now_s: float) -> list[Action]:
-        self.incarnation = incarnation
+    def _take(self, incarnation: int, seq: int, payloads: Iterable[bytes], now_s: float, doubt: str) -> list[Action]:
+        self.incarnation, self._told, self._told_at = incarnation, doubt, seq
         self.stats.snapshots += 1
         self._state = State.FOLLOWING
         self._become_exact()

@@ -155,7 +155,8 @@ class Stream(ABC):
 
     # ---- facts about native replicas
 
-    def status(self, incarnation: int, seq: int, digest: Digest, now_s: float) -> list[Action]:  # noqa: ARG002
+    def status(self, incarnation: int, seq: int, digest: Digest, now_s: float, doubt: str = "") -> list[Action]:  # noqa: ARG002
+        """`doubt`: why the sender is not sure itself; empty: it is."""
         return []
 
     def matched(self) -> None:  # noqa: B027
@@ -168,9 +169,11 @@ class Stream(ABC):
     def progress(self, now_s: float) -> None:  # noqa: B027
         """Handle a part of a snapshot."""
 
-    def snapshot(self, incarnation: int, seq: int, payloads: Iterable[bytes], now_s: float) -> list[Action]:
+    def snapshot(
+        self, incarnation: int, seq: int, payloads: Iterable[bytes], now_s: float, doubt: str = ""
+    ) -> list[Action]:
         self._heard(now_s)
-        return self.table[self._state].snapshot(self, incarnation, seq, payloads, now_s)
+        return self.table[self._state].snapshot(self, incarnation, seq, payloads, now_s, doubt)
 
     def snapshot_oversized(self) -> list[Action]:
         return []

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
+from msgspec.structs import asdict
 from rich.text import Text
 
 from events.analysis.points import place_of
@@ -83,18 +84,8 @@ class Tail(Stream):
         self._end_of_snapshot()
         self.say_if_exact()
         stats, resolver = self.view.stream.stats, self.view.resolver
-        fields = {
-            "batches": stats.batches,
-            "resident_blocks": resolver.resident_blocks(),
-            "gaps": stats.gaps,
-            "missing_batches": stats.missing_batches,
-            "replayed_batches": stats.replayed_batches,
-            "lost_batches": stats.lost_batches,
-            "duplicates": stats.duplicates,
-            "restarts": stats.restarts,
-            "orphan_blocks": resolver.orphan_blocks,
-            "inexact": self.view.inexact,
-        }
+        own = {"resident_blocks": resolver.resident_blocks(), "orphan_blocks": resolver.orphan_blocks}
+        fields = {**asdict(stats), **own, "inexact": self.view.inexact}
         text = (
             f"{count(stats.batches, 'batch')}, {count(resolver.resident_blocks(), 'block')} resident; "
             f"{count(stats.gaps, 'gap')}, {stats.lost_batches} of {stats.missing_batches} missing batches lost, "

@@ -1,6 +1,7 @@
 """Print how long the router takes to be exact again after losses, and what it claims meanwhile.
 
 `python -m qualification.engines.losses [EVENT...]`: a small cache, a short replay buffer, and one request at a time.
+With `--mirror` the router follows `warmroute events mirror` in place of the engine.
 """
 
 import argparse
@@ -19,12 +20,14 @@ import httpx2
 from msgspec import Struct
 
 from qualification.engines import traffic
-from qualification.engines.engine import Engine, SGLang, ready
+from qualification.engines.engine import MODEL, Engine, SGLang, ready
 from qualification.engines.judge import Tally, drive, judge
 from qualification.engines.printing import check, show
 from qualification.engines.traffic import Asked, requests
 from router.members.predictions import JUDGED_WITHIN_S
+from tests.chaos.replicas import free_ports
 from tests.chaos.routers import RouterProcess, router
+from tests.events.processes import Tool
 
 BLOCKS = 420
 BUFFER, HWM = 5, 10
@@ -35,10 +38,31 @@ AFTERWARDS = 100  # more requests, once it is
 MANY = 600  # long prompts of another client: enough to fill every queue between engine and router
 
 
+class Mirror:
+    """`warmroute events mirror` beside an engine, from its first batch on."""
+
+    def __init__(self, engine: Engine) -> None:
+        first = free_ports(4)
+        ends = [f"tcp://127.0.0.1:{port}" for port in range(first, first + 4)]
+        self.sockets = "events={},replay={},status={},snapshot={}".format(*ends)
+        self._words = ("mirror", engine.events, "--replay", engine.replay, "--model", MODEL, "--bind", ends[0])
+        self.start()
+
+    def start(self) -> None:
+        """Until it has asked the engine for the beginning."""
+        self._process = Tool(*self._words)
+        asked = re.compile("nothing published|joined at|'sure': True")
+        self._process.wait_for(lambda lines: asked.search(str(lines)), "the mirror follows the engine")
+
+    def end(self) -> None:
+        self._process.end(signal.SIGKILL)
+
+
 class Scene(Struct):
     """An engine, a router, and the requests that go through it."""
 
     engine: Engine
+    mirror: Mirror | None
     front: RouterProcess
     asked: Iterator[Asked]
     elsewhere: Iterator[Asked]  # other clients' requests, past the router
@@ -101,15 +125,24 @@ def reset(scene: Scene) -> None:
     assert answer.status_code == 200, answer.text
 
 
+def mirror_restart(scene: Scene) -> None:
+    """The mirror dies and comes back, when the engine has forgotten how its stream began."""
+    if scene.mirror is not None:
+        scene.mirror.end()
+        scene.mirror.start()
+
+
 EVENTS: dict[str, Callable[[Scene], None]] = {
     "late join": late_join,
     "overflow": overflow,
     "standstill": standstill,
     "reset": reset,
     "kill -9": kill,
+    "mirror": mirror_restart,
 }
-# A pool that is not seen to turn over leaves a router partial until the cache starts anew.
+# A pool that is not seen to turn over leaves a router, or its mirror, partial until the cache starts anew.
 FOR_GOOD = {SGLang.kind: ("late join", "overflow")}
+FOR_GOOD_BEHIND_A_MIRROR = ("mirror",)
 HEADING = f"{'exact after':>12} {'requests':>9} {'claims':>7} {'differ':>7} {'late':>5} {'wrong':>6} {'lost':>6}"
 
 
@@ -142,26 +175,31 @@ class Measured(Struct):
         )
 
 
-def measure(name: str, running: Engine, seed: int) -> Measured:
+def for_good(name: str, running: Engine, mirror: Mirror | None) -> bool:
+    return name in (FOR_GOOD.get(running.kind, ()) if mirror is None else FOR_GOOD_BEHIND_A_MIRROR)
+
+
+def measure(name: str, running: Engine, seed: int, mirror: Mirror | None = None) -> Measured:
     """Let the event happen, and send requests until the router is exact again, and some more."""
     event = EVENTS[name]
-    source = f"url={running.url},engine={running.kind},events={running.events},replay={running.replay}"
+    sockets = f"events={running.events},replay={running.replay}" if mirror is None else mirror.sockets
+    source = f"url={running.url},engine={running.kind},{sockets}"
     options = ("--replica", source, "--model-dir", f"m={running.folder / 'model'}", "--set=decisions=4000")
     ours, others = requests(seed, traffic.chat), requests(seed + 100, traffic.chat)
     if event is late_join:
         asyncio.run(drive(running.url, others, AFTERWARDS, 4))
     with router(*options) as front:
-        scene = Scene(running, front, ours, others)
+        scene = Scene(running, mirror, front, ours, others)
         if event is not late_join:
-            if running.kind == SGLang.kind:
-                reset(scene)  # nothing else makes a router exact that came late
+            if running.kind == SGLang.kind or mirror is not None:
+                reset(scene)  # nothing else makes one exact that came late
             while not scene.is_exact and scene.sent < MAX_REQUESTS:
                 scene.through(AT_ONCE)
             scene.through(AFTERWARDS)
         event(scene)
         since_s, before = time.monotonic(), scene.sent
         scene.through(1)
-        most = MAX_FOR_GOOD if name in FOR_GOOD.get(running.kind, ()) else MAX_REQUESTS
+        most = MAX_FOR_GOOD if for_good(name, running, mirror) else MAX_REQUESTS
         while not scene.is_exact and scene.sent - before < most:
             scene.through(AT_ONCE)
         took_s, needed = time.monotonic() - since_s if scene.is_exact else math.inf, scene.sent - before
@@ -188,16 +226,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m qualification.engines.losses", description=__doc__)
     parser.add_argument("events", nargs="*", metavar="EVENT", help=f"by default all of: {', '.join(EVENTS)}")
     parser.add_argument("--engine", choices=(Engine.kind, SGLang.kind), default=Engine.kind)
+    parser.add_argument("--mirror", action="store_true", help="let the router follow a mirror of the engine")
     parser.add_argument("--seed", type=int, default=1, metavar="N")
     args = parser.parse_args()
     check(parser, args.events, EVENTS, "event")
     print(f"{'':12} {HEADING}", flush=True)
     wrong = 0
     with tempfile.TemporaryDirectory() as folder, small_engine(Path(folder), args.engine) as running:
-        for name in args.events or EVENTS:
-            measured = measure(name, running, args.seed)
-            show(f"{name:12} {measured.line}", measured.tally)
-            wrong += measured.wrong
+        mirror = Mirror(running) if args.mirror else None
+        try:
+            for name in args.events or (name for name in EVENTS if mirror is not None or name != "mirror"):
+                measured = measure(name, running, args.seed, mirror)
+                show(f"{name:12} {measured.line}", measured.tally)
+                wrong += measured.wrong
+        finally:
+            if mirror is not None:
+                mirror.end()
     return 1 if wrong else 0
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from qualification.engines.engine import Engine, SGLang, missing
-from qualification.engines.losses import EVENTS, FOR_GOOD, measure, small_engine
+from qualification.engines.losses import EVENTS, Mirror, for_good, measure, small_engine
 
 pytestmark = [
     pytest.mark.live,
@@ -21,12 +21,20 @@ def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         yield one
 
 
+@pytest.fixture(scope="module", params=(False, True), ids=("alone", "mirrored"))
+def mirror(request: pytest.FixtureRequest, running: Engine) -> Iterator[Mirror | None]:
+    one = Mirror(running) if request.param else None
+    yield one
+    if one is not None:
+        one.end()
+
+
 @pytest.mark.parametrize("name", EVENTS)
 def test_after_a_loss_the_router_claims_nothing_wrong_and_is_exact_again_if_it_can_know(
-    name: str, running: Engine
+    name: str, running: Engine, mirror: Mirror | None
 ) -> None:
-    measured = measure(name, running, 1)
-    if name in FOR_GOOD.get(running.kind, ()):
+    measured = measure(name, running, 1, mirror)
+    if for_good(name, running, mirror):
         assert measured.took_s == math.inf and not measured.tally.wrong
     else:
         assert measured.took_s < math.inf

@@ -60,8 +60,8 @@ def _rank(spec: ReplicaSpec, name: str, number: int, sources: Sources, typed_off
     if spec.events == OFF:
         return Rank(named)
     if spec.events is not None:
-        replay = None if spec.replay is None else offset_port(spec.replay, typed_offset)
-        return Rank(msgspec.structs.replace(named, events=offset_port(spec.events, typed_offset), replay=replay))
+        sockets = {name: offset_port(end, typed_offset) for name in SOCKETS if (end := getattr(spec, name)) is not None}
+        return Rank(msgspec.structs.replace(named, **sockets))
     try:
         publisher = sources.publishers.get(number)
         if publisher is None:

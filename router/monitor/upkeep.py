@@ -311,7 +311,7 @@ class Upkeep:
 
     def heard(self, name: str, status: Status) -> None:
         member = self.members.by_name.get(name)
-        if member is None:
+        if member is None or not member.profile.publishes_status:  # a mirror's: it is not the engine, and has no load
             return
         now_s = self.now_s()
         if member.incarnation not in (None, status.incarnation):

@@ -4,6 +4,7 @@ The index then holds exactly the keys that the oracle's resolver has, and engine
 hashes are matched alike. WARMROUTE_ALL_VECTORS=1 plays every release and every trace at once.
 """
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -24,7 +25,7 @@ from router.process.front import Front
 from tests.api.tokenizers import saved
 from tests.api.trained import FAMILIES
 from tests.chaos.replicas import until
-from tests.chaos.routers import front, http_client, port_of
+from tests.chaos.routers import front, http_client, port_of, steady_ports
 from tests.events.processes import FREE, Tool, tool, wait_until
 from tests.oracle.test_hash import MODEL, VLLM, Chain
 from tests.oracle.vectors import Record as Line
@@ -106,8 +107,8 @@ def record_story(path: Path, story: Story) -> None:
 
 
 @contextmanager
-def playing(path: Path) -> Iterator[Tool]:
-    with tool("replay", path, "--bind", FREE, "--replay-bind", FREE, "--speed", "max", "--stay", "60") as running:
+def playing(path: Path, events: str = FREE, replay: str = FREE) -> Iterator[Tool]:
+    with tool("replay", path, "--bind", events, "--replay-bind", replay, "--speed", "max", "--stay", "60") as running:
         yield running
 
 
@@ -167,6 +168,39 @@ async def test_the_index_holds_what_the_real_bytes_of_an_engine_mean(
         running.router.placement.index.check()
         print(", ".join(f"{story.name}: {len(story.payloads)} batches" for story in told))
         assert not told or len(running.router.placement.index.pools["GPU", 0]) > 20
+
+
+async def test_routers_behind_a_mirror_hold_the_same_whether_they_come_early_or_late(tmp_path: Path) -> None:
+    told = [*some(releases())[::3], *some(traces())[::2]]
+    async with AsyncExitStack() as stack:
+        specs, ends = [], []
+        for number, story in enumerate(told):
+            record_story(tmp_path / f"{number}.wre", story)
+            ends.append([f"tcp://127.0.0.1:{steady_ports(1)}" for _ in range(2)])
+            mirror = stack.enter_context(
+                tool("mirror", ends[-1][0], "--replay", ends[-1][1], "--model", MODEL, "--bind", FREE)
+            )
+            await asyncio.to_thread(mirror.wait_for, bool, "it has bound its sockets")
+            server = Scripted(f"r{number}", says(), models=[MODEL])
+            await stack.enter_async_context(server.running())
+            sockets = {name: end for name, end in mirror.lines()[0].items() if name not in ("kind", "rank")}
+            specs.append(spec_of({"name": server.name, "url": server.spec.url, "engine": story.engine, **sockets}))
+
+        async def check(running: Front) -> None:
+            for number, story in enumerate(told):
+                oracle, feed = view_of(story.payloads), running.router.members.by_name[f"r{number}"].feed
+                assert feed is not None
+                same = lambda n=number, o=oracle: indexed(running, f"r{n}") == keys_of(o)  # noqa: E731
+                await until(lambda f=feed, o=oracle: f.inexact == o.inexact, f"{story.name} is as sure as its engine")  # type: ignore[misc]
+                await until(same, f"{story.name} has the same keys")
+                assert feed.view.stream.stats.digest_mismatches == 0, story.name
+            running.router.placement.index.check()
+
+        early = await stack.enter_async_context(front(specs))
+        for number, own in enumerate(ends):
+            stack.enter_context(playing(tmp_path / f"{number}.wre", *own))
+        await check(early)
+        await check(await stack.enter_async_context(front(specs)))
 
 
 def seeded() -> list[Chain]:

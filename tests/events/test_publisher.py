@@ -161,6 +161,23 @@ def snapshot(socket: "zmq.Socket[bytes]") -> tuple[Any, Resolver]:
     return header, resolver
 
 
+def test_a_cache_cleared_in_doubt_leaves_a_hole_so_that_no_reader_believes_the_empty_one(connect: Connect) -> None:
+    with Publisher(config(doubt="not yet")) as publisher:
+        replay = connect(zmq.DEALER, publisher.endpoints.replay)
+        snapshot = connect(zmq.DEALER, publisher.endpoints.snapshot)
+        told = []
+        for batches, doubt in ((2, ""), (4, "lost")):
+            snapshot.send_multipart([b"", SNAPSHOT_REQUEST])
+            told.append(decode_snapshot_header(snapshot.recv_multipart()[1]).doubt)
+            publisher.report(Load(), doubt)
+            publisher.publish([AllBlocksCleared()])
+            publisher.publish([stored(1, 2, 3, 4)])
+            wait_until(lambda n=batches: publisher.stats.batches == n)  # type: ignore[misc]
+        replay.send_multipart([b"", bytes(8)])
+        seqs = [int.from_bytes(replay.recv_multipart()[2], "big") for _ in range(4)]
+    assert seqs == [0, 1, 3, 4] and told == ["not yet", ""]
+
+
 def test_a_snapshot_is_the_whole_cache_parents_first(connect: Connect) -> None:
     trunk = stored(*range(400))
     branch = stored(*range(1000, 1008), after=trunk.block_hashes[50])  # type: ignore[arg-type]

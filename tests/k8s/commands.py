@@ -23,6 +23,8 @@ class Line(NamedTuple):
         """Values by parameter; click.UsageError for refused ones."""
         context = click.Context(warmroute, info_name="warmroute")
         name, command, words = warmroute.resolve_command(context, list(self.words))
+        if isinstance(command, click.Group):
+            name, command, words = command.resolve_command(context, words)
         assert command is not None and name is not None, f"{self.where}: no command `warmroute {self.words[0]}`"
         with click.Context(command, parent=context, info_name=name) as own:
             given, rest, _ = command.make_parser(own).parse_args(args=list(words))

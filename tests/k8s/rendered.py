@@ -26,8 +26,8 @@ FOLDERS = sorted(str(file.parent.relative_to(K8S)) for file in K8S.rglob("kustom
 EVERYWHERE = ("api-keys", "autoscale-requests", "gateway", "ingress", "monitoring", "peers")
 WITH = {
     "kind": (*EVERYWHERE, "replica-key", "curve", "neighbours", "autoscale-replicas"),
-    "vllm": (*EVERYWHERE, "replica-key"),
-    "sglang": (*EVERYWHERE, "replica-key"),
+    "vllm": (*EVERYWHERE, "replica-key", "mirror"),
+    "sglang": (*EVERYWHERE, "replica-key", "mirror"),
     "ray-cpu": (*EVERYWHERE, "redis"),
     "gpu": EVERYWHERE,
     "ha": EVERYWHERE,

@@ -183,7 +183,8 @@ def test_routers_understand_what_is_reported_of_replicas(variant: str) -> None:
     assert not refused and not passed_over
     assert spec.url == f"http://10.0.0.7:{pod.ports['http']}"
     for name in ("events", "replay", "status", "snapshot"):
-        assert getattr(spec, name) == (f"tcp://10.0.0.7:{pod.ports[name]}" if name in pod.ports else None)
+        port = pod.ports.get(f"mirror-{name}", pod.ports.get(name))
+        assert getattr(spec, name) == (port and f"tcp://10.0.0.7:{port}")
     assert spec.engine == ("auto" if variant.startswith("kind") else variant.partition("+")[0])
     words = [word for each in pod.containers for word in each.get("args", [])]
     encrypted = any(word.startswith("--curve-secret=") for word in words)

@@ -47,7 +47,8 @@ def heads(objects: list[Object]) -> list[Pod]:
 
 def event_places(objects: list[Object]) -> Iterator[tuple[Place, int]]:
     for pod in plain_replicas(objects):
-        yield from ((place_of(pod), pod.ports[name]) for name in EVENTS if name in pod.ports)
+        named = (f"{whose}{name}" for whose in ("", "mirror-") for name in EVENTS)
+        yield from ((place_of(pod), pod.ports[name]) for name in named if name in pod.ports)
     for pod in workers(objects):
         yield from ((place_of(pod), port) for port in FREE_PORTS)
 

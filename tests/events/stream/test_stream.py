@@ -200,6 +200,25 @@ def test_a_digest_is_compared_only_at_its_own_sequence_number() -> None:
     assert stream.status(7, 3, NOTHING, 1.0) == [Compare(NOTHING)]
 
 
+def test_a_doubt_of_the_sender_counts_at_once_and_ends_with_what_it_was_told_of() -> None:
+    stream = native_at(3)
+    stream.status(7, 3, NOTHING, 1.0, "lost")
+    assert stream.doubt == "lost"
+    stream.status(7, 2, NOTHING, 1.1)  # from before
+    stream.status(7, 4, NOTHING, 1.1)  # what makes it sure has not come yet
+    assert stream.doubt == "lost"
+    stream.live(4, payload(4), 1.2)
+    stream.status(7, 4, NOTHING, 1.3)
+    assert stream.exact
+    stream.live(6, payload(6), 1.4)
+    stream.replayed(6, payload(6), 1.4)
+    stream.snapshot(7, 6, [], 1.5, "lost again")
+    stream.status(7, 4, NOTHING, 1.6)
+    assert stream.doubt == "lost again" and stream.settled
+    stream.status(7, 6, NOTHING, 1.7)
+    assert stream.exact
+
+
 def test_a_digest_that_differs_leads_to_a_snapshot_but_not_to_a_storm() -> None:
     view = CacheView("r", NativeStream(), Resolver(native=True))
     stream = view.stream
