@@ -78,6 +78,8 @@ class EngineProfile(Struct, frozen=True, kw_only=True, eq=False):
     shares_cache: bool = False
     hand_over_advice: str = ""  # advice if its answer names none
     prompts: Callable[["Prompts"], PromptBuilder] | None = None  # None: how it builds them is not known
+    # The question for the tokens of a request of an API, at routes that render it or at `/tokenize`.
+    question: Callable[[str, bytes, bool], "Question | None"] | None = None  # None: its answers are not relied on
 
     # ---- how its answers and routes differ
     hides_aborts: bool = False  # a message given up has no stop reason, and only a response's last token tells

@@ -12,6 +12,7 @@ from engines.sources import MAX_RANKS, NAME_THEM, NO_EVENTS, UNREADABLE, Ask, Pu
 
 if TYPE_CHECKING:
     from api.prompts.prompts import Prompts
+    from engines.prompts.asked import Question
 
 METRICS = EngineMetrics(
     rank_labels=("engine",),
@@ -42,6 +43,12 @@ METRICS = EngineMetrics(
     output_tokens=("vllm:request_generation_tokens",),
 )
 
+RENDER = {  # since 0.29, with --enable-scale-out
+    "chat": "/v1/chat/completions/render",
+    "completions": "/v1/completions/render",
+    "messages": "/v1/messages/render",
+    "responses": "/v1/responses/render",
+}
 _ENGINES = re.compile(rb'^vllm:num_requests_running\{(?:[^}\n]*,)?engine="([0-9]{1,3})"', re.M)
 _decode = msgspec.json.Decoder(
     Annotated[dict[Annotated[int, Meta(ge=0, lt=2**16)], Publisher], Meta(max_length=MAX_RANKS)]
@@ -78,6 +85,15 @@ def _prompts(prompts: "Prompts") -> PromptBuilder:
     return Vllm(prompts)
 
 
+def question(api: str, body: bytes, renders: bool) -> "Question | None":
+    from engines.prompts.asked import Question
+    from engines.prompts.vllm import tokenized
+
+    if renders:
+        return Question(body, path=RENDER[api]) if api in RENDER else None
+    return tokenized(api, body) if api in ("chat", "completions") else None
+
+
 PROFILE = EngineProfile(
     name="vllm",
     owner="vllm",
@@ -97,6 +113,7 @@ PROFILE = EngineProfile(
     b'"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}}',
     hand_over_advice="start it with a KV connector (docs/vllm.md)",
     prompts=_prompts,
+    question=question,
     hides_aborts=True,
     events_advice="start it with --kv-events-config; before vLLM 0.33 also tell the router: "
     "--replica url=URL,engine=vllm,events=tcp://HOST:PORT,replay=tcp://HOST:PORT",

@@ -31,6 +31,7 @@ from router.tenants.ledger import KeyTotals, Ledger
 from router.tenants.usage import UsageFile
 
 if TYPE_CHECKING:
+    from router.members.asking import Asking
     from router.members.verification import Verification
     from router.records.tracing import Tracing
 
@@ -66,6 +67,7 @@ class Router:
         self.tracing: Tracing | None = None
         self.responses = KeptResponses(members)
         self.verification: Verification | None = None  # checks prompts for engines that build them themselves
+        self.asking: Asking | None = None  # asks engines for prompts that cannot be made here
         file = None if config.usage_db is None else UsageFile(config.usage_db)
         totals = KeyTotals(config.metrics_keys)
         self.ledger = Ledger(file, config.usage_days, admission.shared, lambda: admission.accounts, totals)

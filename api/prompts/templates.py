@@ -3,7 +3,6 @@
 The sandbox keeps a template from Python's internals, and bounds the time and the text that clients can make it take.
 """
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,8 +18,6 @@ MAX_BYTES = 1024 * 1024  # the limit for a template; the largest in use have som
 # Stands where the text of a continued message ends: plain letters, which no filter escapes. Whether a template has
 # trimmed the message shows at the space that ends this; a message that contains it harms only its own request.
 _END_OF_MESSAGE = "END_OF_THE_CONTINUED_MESSAGE "
-
-_GENERATION = re.compile(r"\{%[-+]?\s*generation\b")  # a tag that transformers adds
 
 
 class Conversation(Struct, kw_only=True):
@@ -76,18 +73,6 @@ class ChatTemplate:
             raise invalid(f"continue_final_message is set; {reason}", "continue_final_message")
         kept_spaces = text.startswith(_END_OF_MESSAGE, end)
         return text[:end] if kept_spaces else text[:end].rstrip()
-
-    def renders_alone(self, messages: list[dict[str, Any]]) -> bool:
-        """Tell whether plain Jinja renders the messages: with no special tokens, and nothing that transformers adds."""
-        if _GENERATION.search(self.source):
-            return False
-        missing = {name: _ENVIRONMENT.undefined(name=name) for name in ("raise_exception", "strftime_now")}
-        try:
-            grant()
-            self._template.render(missing, messages=messages, add_generation_prompt=False)
-        except Exception:  # a template is a program: it may fail in any way
-            return False
-        return True
 
     def parsed(self) -> jinja2.nodes.Template:
         return _ENVIRONMENT.parse(self.source)

@@ -36,10 +36,11 @@ class Asked(Struct):
 
 
 class Question(Struct, frozen=True):
-    """A body for `POST /tokenize`, to ask for the tokens that the engine makes of a client's request."""
+    """A POST that asks for the tokens that the engine makes of a client's request."""
 
     body: bytes
     unseen: str | None = None  # the field that the answer does not cover, if there is one
+    path: str = "/tokenize"
 
 
 def chat_shape(

@@ -125,7 +125,7 @@ class Vllm:
             shape = None if of_ids else f"completions; {'with' if special else 'without'} special tokens"
             return Asked(texts, asked.n or 1, special, shape)
         if (chat_of := CHATS.get(api)) is not None:
-            made = chat_of(body, self._prompts)
+            made = chat_of(body)
             try:
                 fields = msgspec.convert(made, ChatFields)
             except msgspec.ValidationError as error:
@@ -171,29 +171,7 @@ class Vllm:
     # ---- the engine's own words
 
     def tokenized(self, api: str, body: bytes) -> Question | None:
-        """The question for `POST /tokenize`, which does not see all fields."""
-        fields = _decode(body)
-        if (chat_of := CHATS.get(api)) is not None:
-            fields = {"model": fields.get("model"), **chat_of(body, self._prompts)}
-        asked = {name: fields[name] for name in TOKENIZED if fields.get(name) is not None}
-        if api == "completions":
-            prompt = fields.get("prompt")
-            asked["prompt"] = prompt[0] if isinstance(prompt, list) and prompt else prompt
-            return Question(msgspec.json.encode(asked)) if isinstance(asked["prompt"], str) else None
-        asked["messages"] = [_with_reasoning(message) for message in asked.get("messages") or ()]
-        arguments = dict(fields.get("chat_template_kwargs") or {})
-        unseen = api if api in CHATS else None  # how the engine makes a chat of it
-        if asked.get("tools") and fields.get("tool_choice") == "none":
-            unseen = "tool_choice"
-        if (effort := fields.get("reasoning_effort")) is not None:
-            arguments = {"enable_thinking": effort != "none"} | arguments | {"reasoning_effort": effort}
-            unseen = "reasoning_effort"
-        if fields.get("documents") is not None:
-            arguments["documents"] = fields["documents"]
-            unseen = "documents"
-        if arguments:
-            asked["chat_template_kwargs"] = arguments
-        return Question(msgspec.json.encode(asked), unseen)
+        return tokenized(api, body)
 
     # ---- parts of a chat
 
@@ -256,6 +234,35 @@ class Vllm:
             thinks = {} if "enable_thinking" in given else {"enable_thinking": effort != "none"}
             given = {**given, "reasoning_effort": effort, **thinks}
         return {name: value for name, value in given.items() if value not in DROPPED} if given else given
+
+
+def tokenized(api: str, body: bytes) -> Question | None:
+    """The question for `POST /tokenize`, which does not see all fields."""
+    fields = _decode(body)
+    if (chat_of := CHATS.get(api)) is not None:
+        fields = {"model": fields.get("model"), **chat_of(body)}
+    asked = {name: fields[name] for name in TOKENIZED if fields.get(name) is not None}
+    if api == "completions":
+        prompt = fields.get("prompt")
+        asked["prompt"] = prompt[0] if isinstance(prompt, list) and prompt else prompt
+        unseen = "prompt" if isinstance(prompt, list) and len(prompt) > 1 else None
+        return Question(msgspec.json.encode(asked), unseen) if isinstance(asked["prompt"], str) else None
+    messages, arguments = asked.get("messages"), fields.get("chat_template_kwargs") or {}
+    if not isinstance(messages, list) or not isinstance(arguments, dict):
+        return None
+    asked["messages"] = [_with_reasoning(message) for message in messages]
+    unseen = api if api in CHATS else None  # how the engine makes a chat of it
+    if asked.get("tools") and fields.get("tool_choice") == "none":
+        unseen = "tool_choice"
+    if (effort := fields.get("reasoning_effort")) is not None:
+        arguments = {"enable_thinking": effort != "none"} | arguments | {"reasoning_effort": effort}
+        unseen = "reasoning_effort"
+    if fields.get("documents") is not None:
+        arguments["documents"] = fields["documents"]
+        unseen = "documents"
+    if arguments:
+        asked["chat_template_kwargs"] = arguments
+    return Question(msgspec.json.encode(asked), unseen)
 
 
 def _check(asked: _Everywhere, names: Sequence[str]) -> None:

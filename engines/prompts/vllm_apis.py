@@ -12,11 +12,7 @@ from msgspec import Struct
 
 from api.errors import ApiError, invalid
 from api.prompts.billing import BILLING_HEADER
-from api.prompts.prompts import Prompts
-from api.prompts.templates import Conversation
 from api.reading import read
-
-EFFORTS = ("low", "medium", "high", "xhigh", "max")
 
 
 class _Shared(Struct, kw_only=True):
@@ -41,32 +37,25 @@ class Messages(_Shared, kw_only=True):
     output_config: dict[str, Any] | None = None
 
 
-def of_messages(body: bytes, prompts: Prompts) -> dict[str, Any]:
+def of_messages(body: bytes) -> dict[str, Any]:
     asked = read(body, Messages)
-    merged = any(message.get("role") == "system" for message in asked.messages) and _wants_system_first(prompts)
     made: list[dict[str, Any]] = []
     system = [asked.system] if isinstance(asked.system, str) else _system_texts(asked.system or ())
-    if merged:
-        inline = (_inline_system(message) for message in asked.messages if message.get("role") == "system")
-        system += [text for text in inline if text]
-    if asked.system == "":
-        system = system[1:]
-    if system:
+    if any(system):
         made.append({"role": "system", "content": "".join(system)})
     for message in asked.messages:
-        if message.get("role") != "system":
-            role, content = message.get("role"), message.get("content")
-            seen: dict[str, Any] = {"role": role}
-            if isinstance(content, str):
-                seen["content"] = content
-            elif isinstance(content, list):
-                _add_blocks(content, str(role), seen, made)
-            else:
-                raise _refuse("a message has no content", "messages")
-            if role != "user" or "content" in seen:
-                made.append(seen)
-        elif not merged and (text := _inline_system(message)):
-            made.append({"role": "system", "content": text})
+        role, content = message.get("role"), message.get("content")
+        if role == "system":  # the engine moves it, as the template allows
+            raise _refuse("a message of the system is among the others", "messages")
+        seen: dict[str, Any] = {"role": role}
+        if isinstance(content, str):
+            seen["content"] = content
+        elif isinstance(content, list):
+            _add_blocks(content, str(role), seen, made)
+        else:
+            raise _refuse("a message has no content", "messages")
+        if role != "user" or "content" in seen:
+            made.append(seen)
     fields: dict[str, Any] = {"messages": made, **_passed_on(asked)}
     if asked.tools is not None:
         fields["tools"] = [_tool(tool) for tool in asked.tools]
@@ -74,14 +63,9 @@ def of_messages(body: bytes, prompts: Prompts) -> dict[str, Any]:
     output = asked.output_config or {}
     if output.get("format"):
         fields["response_format"] = {"type": "json_schema"}
-    effort = output.get("effort")
-    if (asked.thinking or {}).get("type") == "disabled":
-        none = _with_effort(prompts, "none")
-        if none is None or any(_with_effort(prompts, effort) == none for effort in EFFORTS):
-            effort = "low"
-        else:
-            effort = "none"
-    if effort is not None:
+    if (asked.thinking or {}).get("type") == "disabled":  # the engine tries what the template makes of efforts
+        raise _refuse("thinking is disabled", "thinking")
+    if (effort := output.get("effort")) is not None:
         fields["reasoning_effort"] = effort
     return fields
 
@@ -94,37 +78,6 @@ def _passed_on(asked: _Shared) -> dict[str, Any]:
 def _system_texts(blocks: Sequence[dict[str, Any]]) -> list[str]:
     texts = [block.get("text") for block in blocks if block.get("type") == "text"]
     return [text for text in texts if isinstance(text, str) and text and not text.startswith(BILLING_HEADER)]
-
-
-def _inline_system(message: dict[str, Any]) -> str | None:
-    content = message.get("content")
-    if isinstance(content, str):
-        return None if content.startswith(BILLING_HEADER) else content
-    blocks = content if isinstance(content, list) else []
-    if not all(isinstance(block, dict) for block in blocks):
-        raise _refuse("a message has a block that is no object", "messages")
-    if any(block.get("type") in ("tool_addition", "tool_removal") for block in blocks):
-        raise _refuse("messages change the tools", "messages")
-    texts = _system_texts(blocks)
-    return "".join(texts) if texts else None
-
-
-def _wants_system_first(prompts: Prompts) -> bool:
-    """Return whether the template refuses a system message that is not the first; then the engine moves it.
-
-    The engine tries that with plain Jinja. So it moves them, too, for a template that needs more than that.
-    """
-    turns = [{"role": role, "content": "t"} for role in ("system", "user", "system", "user")]
-    templates = (prompts.template(with_tools) for with_tools in (False, True))
-    return not all(template is not None and template.renders_alone(turns) for template in templates)
-
-
-def _with_effort(prompts: Prompts, effort: str) -> str | list[int] | None:
-    arguments = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
-    try:
-        return prompts.conversation_text(Conversation(messages=[{"role": "user", "content": "Hi"}], kwargs=arguments))
-    except ApiError:
-        return None
 
 
 def _add_blocks(blocks: list[Any], role: str, seen: dict[str, Any], made: list[dict[str, Any]]) -> None:
@@ -196,7 +149,7 @@ class Responses(_Shared, kw_only=True):
     prompt: Any = None
 
 
-def of_responses(body: bytes, prompts: Prompts) -> dict[str, Any]:  # noqa: ARG001  # as `of_messages`
+def of_responses(body: bytes) -> dict[str, Any]:
     asked = read(body, Responses)
     for name in ("previous_response_id", "previous_input_messages", "prompt"):
         if getattr(asked, name) is not None:
@@ -279,4 +232,4 @@ def _reasoning(item: dict[str, Any]) -> str:
     return ""
 
 
-CHATS: dict[str, Callable[[bytes, Prompts], dict[str, Any]]] = {"messages": of_messages, "responses": of_responses}
+CHATS: dict[str, Callable[[bytes], dict[str, Any]]] = {"messages": of_messages, "responses": of_responses}

@@ -41,7 +41,8 @@ def run(row: Row, running: Engine, events: Published, count: int, seed: int, *, 
     named = f"url={running.url},engine={running.kind}"
     if typed:
         named += f",events={running.events},replay={running.replay}"
-    options = ("--replica", named, "--model-dir", f"m={running.folder / 'model'}", f"--set=decisions={count}")
+    model = () if row.is_asked else ("--model-dir", f"m={running.folder / 'model'}")
+    options = ("--replica", named, *model, f"--set=decisions={count}")
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "requests.jsonl"
         with router(*options, "--request-log", log, *row.router) as front:

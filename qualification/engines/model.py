@@ -2,6 +2,7 @@
 
 import json
 import sysconfig
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 VOCABULARY = 16_000
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # tokens 0, 1 and 2
+TEKKEN_SPECIAL = (
+    *("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]"),
+    *("[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]"),
+    *("[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]"),
+)
 END = SPECIAL.index("<|im_end|>")
 TEMPLATE = """\
 {%- set first = messages[0] %}
@@ -59,6 +65,30 @@ CONFIG: dict[str, Any] = {
 }
 
 
+def save_tekken(tokenizer: Tokenizer, folder: Path) -> None:
+    """Write the same vocabulary as Mistral's own tokenizers have it."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]  # as ByteLevel shows them
+    others = (byte for byte in range(256) if byte not in plain)
+    shown = {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(others)}
+    named = sorted((id, token) for token, id in tokenizer.get_vocab().items() if token not in SPECIAL)
+    words = [bytes(shown[letter] for letter in token) for _, token in named]
+    words = [bytes([byte]) for byte in range(256)] + [word for word in words if len(word) > 1]
+    vocabulary = [
+        {"rank": i, "token_bytes": b64encode(word).decode(), "token_str": None} for i, word in enumerate(words)
+    ]
+    special = [{"rank": i, "token_str": token, "is_control": True} for i, token in enumerate(TEKKEN_SPECIAL)]
+    config = {
+        "pattern": r" ?[^\s]+|\s+",
+        "num_vocab_tokens": len(words),
+        "default_vocab_size": len(words) + len(special),
+        "default_num_special_tokens": len(special),
+        "version": "v7",
+    }
+    folder.mkdir(exist_ok=True)
+    content = {"config": config, "vocab": vocabulary, "special_tokens": special}
+    (folder / "tekken.json").write_text(json.dumps(content))
+
+
 def make(folder: Path) -> None:
     """Write the model's files."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -73,6 +103,7 @@ def make(folder: Path) -> None:
     )
     tokenizer.train([str(path) for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))], trainer)
     tokenizer.save(str(folder / "tokenizer.json"))
+    save_tekken(tokenizer, folder / "tekken")
     for name, content in (
         ("tokenizer_config.json", TOKENIZER),
         ("config.json", CONFIG),

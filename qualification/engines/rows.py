@@ -35,6 +35,7 @@ class Row(Struct, frozen=True, kw_only=True):
     clients: int = 1
     sglang: bool = False
     adapters: bool = False
+    is_asked: bool = False  # the router has no tokenizer
     router: tuple[str, ...] = ()  # more options of the router
 
     def options_with(self, folder: Path) -> tuple[str, ...]:
@@ -74,6 +75,7 @@ class Row(Struct, frozen=True, kw_only=True):
         )
 
 
+RENDERS = ("--enable-scale-out",)
 ROWS: dict[str, Row] = {
     "full attention": Row(),
     "blocks of 64": Row(block_size=64, blocks=128),
@@ -107,6 +109,19 @@ ROWS: dict[str, Row] = {
     "CPU": Row(options=offloading(1024, self_describing_kv_events=True)),
     "CPU, hashes alone": Row(options=offloading(1024)),
     "CPU, chunks of 4": Row(options=offloading(1024, self_describing_kv_events=True, blocks_per_chunk=4)),
+    "asked": Row(is_asked=True, options=RENDERS),
+    "asked, tools": Row(
+        is_asked=True,
+        change=traffic.with_tools,
+        options=(*RENDERS, "--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+    ),
+    "asked, flags and parts": Row(is_asked=True, change=traffic.with_flags, options=RENDERS),
+    "asked, messages": Row(is_asked=True, change=traffic.message, options=RENDERS),
+    "asked, responses": Row(is_asked=True, change=traffic.response, options=RENDERS),
+    "asked, /tokenize alone": Row(is_asked=True),
+    "asked, Mistral's tokenizer": Row(
+        is_asked=True, options=(*RENDERS, "--tokenizer", "MODEL/tekken", "--tokenizer-mode", "mistral")
+    ),
     "2 ranks": Row(ranks=2),
     "4 ranks": Row(ranks=4),
     "5 clients": Row(clients=5),

@@ -116,7 +116,7 @@ def dashboard_of(router: Router, colleagues: Colleagues | None = None) -> Dashbo
 def printed_by(router: Router, links: Links | None = None) -> Printed:
     """The figures of /metrics; `links`: to other routers."""
     parts = router.lifecycle, router.members, router.placement, router.waiting
-    return Printed(*parts, router.history.counts, router.ledger, links, router.now_s)
+    return Printed(*parts, router.history.counts, router.ledger, links, router.now_s, router.asking)
 
 
 def build_app(

@@ -1,7 +1,6 @@
 """Explains the decision for a request without sending it (docs/router-api.md describes the fields)."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -53,8 +52,11 @@ async def explained(
     """
     if not services.model_rewrites.is_empty:
         body = bytes(await asyncio.to_thread(rewritten, services.model_rewrites, body) or body)
-    peek, prompt = await read_prompt(services.members, services.reading, body, admitted, api_of(named, body))
+    api = api_of(named, body)
+    peek, prompt = await read_prompt(services.members, services.reading, body, admitted, api)
     model = services.members.model(peek.model)
+    if services.asking is not None and services.asking.wants(model.tokens, prompt):
+        await services.asking.tell(model, prompt, (api or CHAT).name, body)
     session = session_of(headers, peek.prompt_cache_key)
     session_key = None if session is None else session.key
     decision, matches = decide(services, model, prompt, session_key)
@@ -160,12 +162,11 @@ async def read_prompt(
 
     made = await reading.read(body, want)
     assert made is not None, "it was wanted"
-    return peek, prompt_from(made, model, peek, salt, Counter())
+    return peek, prompt_from(made, model, peek, salt)
 
 
 def _prompt(model: ServedModel, body: bytes, peek: Peek, salt: str | None, api: GenerationApi) -> Prompt:
-    counts = Counter[str]()  # no request is served
-    return model.tokens.draft(api.name, body, peek, model.lora, salt, model.max_model_len, counts).finish()
+    return model.tokens.draft(api.name, body, peek, model.lora, salt, model.max_model_len).finish()
 
 
 def _sure(matches: Mapping[int, Matches], slot: int) -> int:

@@ -11,6 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from api.http.prometheus import Histogram, head, histogram, labels, line, metric
 from router.lifecycle import Lifecycle
+from router.members.asking import Asking
 from router.members.members import Member, Members, approximate_prompts
 from router.members.tally import Tally
 from router.placement.cost import TAKES
@@ -41,6 +42,7 @@ class Printed(NamedTuple):
     ledger: Ledger
     links: Links | None
     now_s: Callable[[], float]
+    asking: Asking | None
 
 
 class Metric(NamedTuple, Generic[T]):
@@ -170,6 +172,9 @@ WORKING_SET_GAUGES: tuple[Metric[WorkingSet], ...] = (
 MODEL_QUEUE = f"{PREFIX}model_queue_length", "Those of one model, also while it has no replica."
 REFUSED = f"{PREFIX}refused", "Requests refused by the router itself."
 APPROXIMATE_PROMPTS = f"{PREFIX}approximate_prompts", "Prompts routed by their bytes, not their tokens."
+ASKED_PROMPTS = f"{PREFIX}asked_prompts", "Prompts whose tokens a replica was to tell, by what came of it."
+QUESTIONS = f"{PREFIX}token_questions", "Questions to replicas for tokens, by what they are about."
+ANSWER = f"{PREFIX}token_answer_seconds", "From a question for tokens to its answer."
 DECISION = f"{PREFIX}decision_seconds", "CPU time of choosing a replica."
 BLOCKS = f"{PREFIX}index_blocks", "Blocks in the index."
 UNKNOWN = f"{PREFIX}event_unknown_parts", "Event types and fields that are not read, by name."
@@ -208,6 +213,10 @@ def text_of(printed: Printed, *, shows_keys: bool = True) -> Iterator[str]:
     approximate = approximate_prompts(known.models.values()).items()
     by_reason = ((labels(model=model, reason=reason), count) for (model, reason), count in approximate)
     yield metric("counter", *APPROXIMATE_PROMPTS, by_reason)
+    if (asking := printed.asking) is not None:
+        yield metric("counter", *ASKED_PROMPTS, ((labels(outcome=each), n) for each, n in asking.outcomes.items()))
+        yield metric("counter", *QUESTIONS, ((labels(about=each), n) for each, n in asking.questions.items()))
+        yield from _histograms(ANSWER, [("", asking.seconds)])
     if shows_keys:
         of_keys = [(labels(key=key), counts) for key, counts in printed.ledger.totals()]
         yield from _rows((), KEY_COUNTERS, of_keys)

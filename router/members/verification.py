@@ -134,7 +134,7 @@ class Verification:
         name, shapes, process, odd = prompt.shape, tokens.shapes, member.server.process, partial(tokens.odd, prompt)
         assert name is not None and shapes is not None, "its shape is to be verified"
         try:
-            theirs, unseen = await self._words(member, tokens, shapes, api, body)
+            theirs, unseen = await self._words(member, tokens, shapes, api, body, packed if prompt.asked else None)
         except Broken:  # its health checks will tell
             return
         except Exception:
@@ -182,9 +182,11 @@ class Verification:
         shapes.dates[server.process] = (quarter, found)
 
     async def _words(
-        self, member: Member, tokens: Tokens, shapes: Shapes, api: str, body: bytes
+        self, member: Member, tokens: Tokens, shapes: Shapes, api: str, body: bytes, told: bytes | None = None
     ) -> tuple[list[int] | None, str | None]:
-        """The engine's own tokens for the request, and the field that it did not look at."""
+        """The engine's own tokens for the request, and the field that it did not look at; `told`: known already."""
+        if told is not None:
+            return unpack_ids(told), "the replica, which may be another one"
         assert tokens.engine is not None, "it has shapes"
         question = tokens.engine.tokenized(api, body)
         if question is None:

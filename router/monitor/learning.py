@@ -12,6 +12,7 @@ from engines import profile_of
 from engines.metrics import scraped_pools, scraped_queues, speculates
 from engines.sources import Ask
 from router.config import RouterConfig
+from router.members.asking import Asking
 from router.members.facts import Facts, Rank, foreign_facts, native_facts, ranks_of
 from router.members.feed import Feeds
 from router.members.fetch import Fetched, fetch
@@ -73,11 +74,13 @@ class Learning:
 
     def __post_init__(self) -> None:
         self.verification = Verification(ask, self.placement, self.now_s, self.config.shows_texts)
+        self.asking = Asking(ask, self.now_s)
         self._processes = count(1)
         self._said_unsalted: set[str] = set()  # replicas that the log has warned of
 
     async def close(self) -> None:
         await self.verification.close()
+        await self.asking.close()
 
     async def learn(self, server: Server) -> None:
         """Ask a replica what it serves; raise Broken if it does not answer, BadSpec if it cannot be used."""

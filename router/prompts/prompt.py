@@ -148,6 +148,8 @@ class Prompt(Struct):
     retain: list[Retain] = []  # beginnings that replicas are asked to keep in their cache
     dated_s: float | None = None  # the moment at which its template was asked for the date; None: it shows none
     all_tokens: int = 0  # the tokens of all its prompts; no look-up finds those after the first one cached
+    reason: str | None = None  # `why_not` or `doubt` in a word, by which such prompts are counted
+    asked: bool = False  # an engine was asked for its tokens
 
     def keys(self, block_size: int, lookahead: int = 0) -> list[int]:
         """The keys of the full blocks of this many tokens, or of blocks of text if the size is APPROXIMATE.
@@ -196,11 +198,13 @@ def salted_for(prompt: Prompt, body: bytes) -> bytes:
     return salted(body, prompt.peek, prompt.salt)
 
 
-def approximate(model: str, peek: Peek, lora: str | None, salt: str | None, why_not: str) -> Prompt:
+def approximate(
+    model: str, peek: Peek, lora: str | None, salt: str | None, why_not: str, reason: str | None = None
+) -> Prompt:
     text = text_of(peek)
     tokens = max(1, len(text) // BYTES_PER_TOKEN)
     prompt = Prompt(model, tokens, [], False, why_not, max(peek.n or 1, 1), lora, salt, peek, {}, text)
-    prompt.all_tokens = tokens
+    prompt.all_tokens, prompt.reason = tokens, reason
     if isinstance(peek.prompt, list) and peek.prompt and not isinstance(peek.prompt[0], int):  # several prompts
         prompt.choices *= len(peek.prompt)
         for further in peek.prompt[1:]:

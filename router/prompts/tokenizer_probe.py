@@ -54,9 +54,11 @@ class ProbeResult(Struct, frozen=True):
 
 class _Tokenized(Struct):
     tokens: list[Annotated[int, Meta(ge=0, lt=2**32)]] | None = None
+    token_ids: list[Annotated[int, Meta(ge=0, lt=2**32)]] | None = None
+    features: Any = None  # images and the like, which have more than tokens
 
 
-_decode = msgspec.json.Decoder(_Tokenized).decode
+_decode = msgspec.json.Decoder(_Tokenized | list[_Tokenized]).decode
 
 
 def probes(model: str, prompts: Prompts, engine: PromptBuilder | None = None) -> list[Probe]:
@@ -102,12 +104,19 @@ def verdict(asked: Sequence[Probe], answers: Iterable[tuple[int, bytes]]) -> Pro
     return ProbeResult(True, f"{len(asked)} answers of POST /tokenize are as expected")
 
 
-def token_ids_in(body: bytes) -> list[int] | None:
-    """The tokens in an answer of `/tokenize`; None if there are none."""
+def told_in(body: bytes) -> list[list[int]]:
+    """The tokens of each prompt, in an answer of `/tokenize` or of a route that renders; none where it has more."""
     try:
-        return _decode(body).tokens or None
+        found = _decode(body)
     except UNREADABLE:
-        return None
+        return []
+    told = [one.tokens or one.token_ids for one in (found if isinstance(found, list) else [found]) if not one.features]
+    return [one for one in told if one] if all(told) else []
+
+
+def token_ids_in(body: bytes) -> list[int] | None:
+    """The tokens of the first prompt; None if there are none."""
+    return next(iter(told_in(body)), None)
 
 
 def conversations(prompts: Prompts) -> list[str]:

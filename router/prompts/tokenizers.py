@@ -50,9 +50,9 @@ class Tokenizers:
             elif tokenizer == ByteTokenizer.name:
                 found = ByteTokenizer()
             if found is None:
-                fix = "give its folder with --model-dir"
-                log.warning("%s: no tokenizer, matching its prompts approximately; %s", model, fix)
-                tokens = Tokens(model, None, cache_bytes=self._cache_bytes, strict=strict)
+                tokens = Tokens(model, None, cache_bytes=self._cache_bytes, strict=strict, engine=engine)
+                what = "asking its replicas for tokens" if tokens.question else "matching its prompts approximately"
+                log.warning("%s: no tokenizer, %s; give its folder with --model-dir", model, what)
             else:
                 path, template = self._templates.get(model, ("", None))
                 name = path or "the chat template"

@@ -74,9 +74,10 @@ class Tokens:
         self.cache: PieceCache | None = None
         self.why_no_cache: str | None = None
         self.strict = strict
-        follow = None if strict else profile_of(engine).prompts
+        profile = profile_of(engine)
+        follow, self.question = (None, None) if strict else (profile.prompts, profile.question)
         self.engine = None if follow is None or prompts is None else follow(prompts)
-        self.shapes = None if self.engine is None else Shapes()
+        self.shapes = None if follow is None else Shapes()
         self._compare_every = compare_every
         self._drafts = 0
         self.special_ids: tuple[bytes, bytes] | None = None  # the tokens that `add_special_tokens` puts around
@@ -116,14 +117,10 @@ class Tokens:
         lora: str | None = None,
         salt: str | None = None,
         max_model_len: int | None = None,
-        counts: Counter[str] | None = None,
     ) -> "Draft":
-        """Draft a prompt; if strict, raise ApiError as a replica would. `salt` is the one sent to the replica.
-
-        `counts`: to count it elsewhere than among the model's requests.
-        """
+        """Draft a prompt; if strict, raise ApiError as a replica would. `salt` is the one sent to the replica."""
         prompts, engine, own = self.prompts, self.engine, APIS.get(api)
-        named = Named(self.model, peek, lora, salt, self.approximated if counts is None else counts)
+        named = Named(self.model, peek, lora, salt)
         if self.why_not is not None or prompts is None:
             return ready(self._approximate(named, self.why_not or ""))
         try:
@@ -143,8 +140,7 @@ class Tokens:
         return Draft(encoding.unknown_bytes <= most, encoding.finish)
 
     def _approximate(self, named: "Named", why: str, reason: str = "model") -> Prompt:
-        named.counts[reason] += 1
-        return approximate(self.model, named.peek, named.lora, named.salt, why)
+        return approximate(self.model, named.peek, named.lora, named.salt, why, reason)
 
     def verdict(
         self, shape: str | None, peek: Peek, dated_s: float | None, *, read_apart: bool = False
@@ -186,11 +182,10 @@ class Tokens:
             prompt = self._approximate(named, why, "shape")
             prompt.unverified = packed[0]
         else:
-            if doubt is not None:
-                named.counts["unverified"] += 1
             length, choices = len(packed[0]) // TOKEN_BYTES, len(packed) * asked.choices
             prompt = Prompt(named.model, length, packed, True, None, choices, named.lora, named.salt, named.peek, {})
             prompt.all_tokens = sum(map(len, packed)) // TOKEN_BYTES
+            prompt.reason = None if doubt is None else "unverified"
         prompt.shape, prompt.doubt, prompt.dated_s = asked.shape, doubt, asked.dated_s
         return prompt
 
@@ -212,13 +207,12 @@ class Tokens:
 
 
 class Named(Struct, frozen=True):
-    """The parts of a prompt's root key (model, adapter, salt), the fields read of the request, and where it counts."""
+    """The parts of a prompt's root key (model, adapter, salt), and the fields read of the request."""
 
     model: str
     peek: Peek
     lora: str | None
     salt: str | None
-    counts: Counter[str]
 
 
 class Draft(Struct, frozen=True):

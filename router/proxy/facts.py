@@ -18,9 +18,10 @@ from router.prompts.prompt import BYTES_PER_TOKEN, Peek, Prompt
 from router.proxy.attempt import Attempt, Report
 from router.proxy.exchange import Exchange
 from router.proxy.flow import Flow, RequestType
-from router.proxy.headers import DIRECT, Transport
+from router.proxy.headers import DIRECT, NAMES_OF_SESSION, Transport, session_of
 from router.proxy.predicted_hit import PredictedHit, PrefillHalf
 from router.proxy.services import Services
+from router.proxy.withheld import PLACING, PRIORITY, WITHHELD
 from router.tenants.admission import Admitted
 from router.tenants.keys import Key
 from router.tenants.limits import NOTHING, Use
@@ -66,6 +67,26 @@ class RequestFacts:
     logged: bytes = b""  # its body, kept for the request log
     trace: Any = None  # router.records.tracing.RequestTrace, whose package is an extra; None: not traced
     why: str = ""  # it ended without an answer
+
+    @property
+    def withheld(self) -> tuple[str, ...]:
+        """The fields that only the router may set."""
+        names = PLACING if self.router.config.pass_kv_transfer_params else WITHHELD
+        key = self.admitted.key
+        return (*names, PRIORITY) if key is not None and key.classes else names
+
+    def reads(self, peek: Peek) -> ServedModel:
+        """Note what was read of its body; raise ApiError if no replica serves its model."""
+        self.peek, self.model_name, self.streams = peek, peek.model, bool(peek.stream)
+        headers, cache_key = self.exchange.scope["headers"], peek.prompt_cache_key
+        self.session = self.within = None  # few have one
+        if cache_key is not None or not NAMES_OF_SESSION.isdisjoint(dict(headers)):
+            session = session_of(headers, cache_key)
+            if session is not None:
+                self.session, self.within = session.key, session.within
+        members = self.router.members
+        model = self.model = members.models.get(peek.model) or members.model(peek.model)
+        return model
 
     @property
     def computes(self) -> bool:

@@ -7,7 +7,6 @@ way than the router (decision 0048).
 
 import asyncio
 import struct
-from collections import Counter
 from functools import partial
 from itertools import islice
 from urllib.parse import parse_qs
@@ -150,8 +149,7 @@ def _draft(request: Request, model: ServedModel, body: bytes, peek: Peek, salt: 
     """Make the prompt: at once where that delays no other client, else on a thread."""
     tokens = model.tokens
     if tokens.why_not is not None and len(body) <= QUICK_APPROXIMATE_BYTES:
-        tokens.approximated["model"] += 1
-        request.prompted(approximate(tokens.model, peek, model.lora, salt, tokens.why_not))
+        request.prompted(approximate(tokens.model, peek, model.lora, salt, tokens.why_not, "model"))
         return
     draft = partial(tokens.draft, request.type.api, body, peek, model.lora, salt, model.max_model_len)
     if not tokens.is_quick(body):
@@ -346,15 +344,10 @@ def make_for(model: ServedModel, api: str, salt: str | None) -> Make:
     )
 
 
-def prompt_from(
-    made: Made, model: ServedModel, peek: Peek, salt: str | None, counts: Counter[str] | None = None
-) -> Prompt:
-    """The prompt; `peek` is updated to describe the body that replicas get. `counts`: by default the model's."""
+def prompt_from(made: Made, model: ServedModel, peek: Peek, salt: str | None) -> Prompt:
+    """The prompt; `peek` is updated to describe the body that replicas get."""
     tokens = model.tokens
     why, doubt = tokens.verdict(made.shape, peek, made.dated_s, read_apart=True) if made.exact else (made.why_not, None)
-    if made.exact and (why or doubt):
-        made.approximated["shape" if why else "unverified"] += 1
-    (tokens.approximated if counts is None else counts).update(made.approximated)
     peek.prompt = made.beginning
     if made.salted:
         peek.cache_salt = salt
@@ -380,4 +373,5 @@ def prompt_from(
         retain=made.retain if exact else [],
         dated_s=made.dated_s,
         all_tokens=length + made.further_tokens,
+        reason=("shape" if why else "unverified") if made.exact and (why or doubt) else made.reason,
     )

@@ -16,6 +16,7 @@ from api.errors import ApiError, class_refused, too_long
 from api.generation_apis import RESPONSES, GenerationApi
 from api.native import FRAMES_TYPE, REQUEST_TYPE
 from engines.prompts.dates import SHOWS_DATE
+from router.members.asking import Asking
 from router.members.broken import no_replica
 from router.members.members import Member, ServedModel
 from router.placement.cost import obstacles
@@ -23,7 +24,7 @@ from router.placement.decision import Decision
 from router.placement.elsewhere import fetches
 from router.placement.sessions import name_of
 from router.placement.waiting import STEP_S
-from router.prompts.prompt import UNREADABLE, Peek, Prompt, salted_for, unreadable
+from router.prompts.prompt import UNREADABLE, Prompt, salted_for, unreadable
 from router.prompts.shapes import NOT_THERE
 from router.prompts.tokens import Tokens
 from router.proxy.answer import Answer
@@ -31,7 +32,7 @@ from router.proxy.attempt import Attempt
 from router.proxy.exchange import Exchange
 from router.proxy.facts import RequestFacts, choose, prompt_use, used
 from router.proxy.flow import OVER, Flow, RequestType
-from router.proxy.headers import JSON_LINE, NAMES_OF_SESSION, TO_READ, TO_REPLICA, TRACED, session_of
+from router.proxy.headers import JSON_LINE, TO_READ, TO_REPLICA, TRACED
 from router.proxy.prefill import Prefill
 from router.proxy.progress import Progress
 from router.proxy.request_summary import RequestSummary
@@ -39,7 +40,6 @@ from router.proxy.responses import new_response_id, with_id
 from router.proxy.retries import Row
 from router.proxy.services import Waiter
 from router.proxy.streams.repetition import ASK, Repetition, is_repeatable
-from router.proxy.withheld import PLACING, PRIORITY, WITHHELD
 
 log = logging.getLogger(__name__)
 
@@ -75,31 +75,16 @@ class Request(RequestFacts):
         if self.router.tracing is not None:
             self.trace = self.router.tracing.begin(self.exchange.scope["headers"])
 
-    @property
-    def withheld(self) -> tuple[str, ...]:
-        """The fields that only the router may set."""
-        names = PLACING if self.router.config.pass_kv_transfer_params else WITHHELD
-        key = self.admitted.key
-        return (*names, PRIORITY) if key is not None and key.classes else names
-
-    def reads(self, peek: Peek) -> ServedModel:
-        """Note what was read of its body; raise ApiError if no replica serves its model."""
-        self.peek, self.model_name, self.streams = peek, peek.model, bool(peek.stream)
-        headers, cache_key = self.exchange.scope["headers"], peek.prompt_cache_key
-        self.session = self.within = None  # few have one
-        if cache_key is not None or not NAMES_OF_SESSION.isdisjoint(dict(headers)):
-            session = session_of(headers, cache_key)
-            if session is not None:
-                self.session, self.within = session.key, session.within
-        members = self.router.members
-        model = self.model = members.models.get(peek.model) or members.model(peek.model)
-        return model
-
     def prompted(self, prompt: Prompt | None) -> None:
         """Go on with the prompt, which is made; None: it is not read."""
         kind, pause_s = self.type, 0.0
         if prompt is not None:
-            self.prompt = prompt
+            self.prompt, model, asking = prompt, self.model, self.router.asking
+            if prompt.reason is not None and model is not None:  # few have one
+                if asking is not None and asking.wants(model.tokens, prompt):
+                    self.aside(partial(self.be_told, asking, model, prompt))
+                    return
+                model.tokens.approximated[prompt.reason] += 1
         if kind.generation is not None:
             assert self.model is not None, "it was asked to make the prompt"
             self.may_repeat, self._tokens_of_model, placement = True, self.model.tokens, self.router.placement
@@ -110,6 +95,12 @@ class Request(RequestFacts):
             self.may_repeat = kind.only_computes or self.exchange.scope["method"] in SAFE
         self.may_resume = self.may_repeat and self.router.config.resume and not self.flow.is_single
         self.flow.prompted(pause_s)
+
+    async def be_told(self, asking: Asking, model: ServedModel, prompt: Prompt) -> None:
+        """Have the prompt's tokens told by an engine."""
+        await asking.tell(model, prompt, self.type.api, self.body)
+        self.exchange.aside = None
+        self.prompted(prompt)
 
     def made(self, made: "asyncio.Future[Prompt]") -> None:
         """Handle the prompt made by a thread."""
@@ -145,7 +136,9 @@ class Request(RequestFacts):
             tokens = model.tokens
             assert isinstance(prompt, Prompt) and self.redraft is not None, "a generation is read"
             made_otherwise = tokens is not self._tokens_of_model or model.lora != prompt.lora
-            if not flow.is_fresh and (made_otherwise or (prompt.exact and tokens.why_not is not None)):
+            if not flow.is_fresh and (
+                made_otherwise or (prompt.exact and not prompt.asked and tokens.why_not is not None)
+            ):
                 if self.has_begun:
                     raise no_replica("the model has another tokenizer by now")
                 flow.outdated()

@@ -10,6 +10,7 @@ from api.errors import ApiError
 from api.http.bodies import Bodies
 from router.config import RouterConfig
 from router.lifecycle import Lifecycle
+from router.members.asking import Asking
 from router.members.members import Member, Members
 from router.members.verification import Verification
 from router.placement.cost import Candidate, Prompt
@@ -66,6 +67,7 @@ class Services(Protocol):
     now_s: Callable[[], float]
     config: RouterConfig
     verification: Verification | None  # checks prompts for engines that build them themselves
+    asking: Asking | None  # asks engines for prompts that cannot be made here
 
     @property
     def history(self) -> Remembers: ...

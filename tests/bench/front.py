@@ -98,6 +98,7 @@ class FrontOnWires:
             Admission(config.keys, demand_key=bool(config.keys), shared=shared),
         )
         self.upkeep = upkeep_of(self.router, tokenizers)
+        self.router.asking = None  # its prompts are placed by their text
         specs = [parse_replica(f"url=http://127.0.0.1:{port},engine=vllm") for port in range(1, replicas + 1)]
         self.upkeep.apply({spec.name: spec for spec in specs})
         self.connections = [self._connect(member) for member in self.router.members]

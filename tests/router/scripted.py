@@ -124,6 +124,7 @@ class Scripted:
             "/ready": (200, {}),
         }
         self.asked: list[str] = []  # the router's own requests
+        self.renders = False  # the handler has routes that render
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = ReplicaConnection(reader, writer)
@@ -139,7 +140,8 @@ class Scripted:
             writer.transport.abort()
 
     async def _serve(self, call: Call) -> None:
-        if call.header("x-request-id") is None and (call.path in self.control or call.path == "/tokenize"):
+        tells_tokens = call.path == "/tokenize" or (call.path.endswith("/render") and not self.renders)
+        if call.header("x-request-id") is None and (call.path in self.control or tells_tokens):
             self.asked.append(call.path)
             status, answer = self.control.get(call.path, (404, {}))
             call.answer(answer if isinstance(answer, bytes) else json.dumps(answer).encode(), status)

@@ -5,7 +5,6 @@ Make, Salt or Leave, and the process answers with what it Made, or with nothing 
 """
 
 import struct
-from collections import Counter
 from typing import Any, TypeAlias
 
 import msgspec
@@ -78,7 +77,7 @@ class Made(Struct, tag=True):
     doubt: str | None = None  # why its tokens are not called exact
     retain: list[Retain] = []  # beginnings that replicas are asked to keep
     dated_s: float | None = None  # the moment at which its template was asked for the date
-    approximated: Counter[str] = msgspec.field(default_factory=Counter)  # prompts matched by their bytes, by reason
+    reason: str | None = None  # `why_not` or `doubt` in a word
     further_tokens: int = 0  # the tokens of the prompts after the first one
 
 
@@ -103,8 +102,7 @@ FromProcess: TypeAlias = Found | Made | Refused
 
 _encode = msgspec.msgpack.Encoder().encode
 decode_to_process = msgspec.msgpack.Decoder(ToProcess).decode
-# The hook makes a Counter of a dictionary.
-decode_from_process = msgspec.msgpack.Decoder(FromProcess, dec_hook=lambda type, value: type(value)).decode
+decode_from_process = msgspec.msgpack.Decoder(FromProcess).decode
 
 
 def framed(message: ToProcess | FromProcess) -> bytes:

@@ -8,7 +8,6 @@ import os
 import resource
 import struct
 import sys
-from collections import Counter
 from typing import Any, BinaryIO
 
 import msgspec
@@ -143,8 +142,7 @@ class Process:
         forget_others(peek, APIS[make.api])
         if reads_text and not APIS[make.api].is_inner and (shown := peek_of(make.api, body, peek.model)) is not None:
             peek.messages = shown.messages
-        counts = Counter[str]()
-        prompt = tokens.draft(make.api, body, peek, make.lora, make.salt, make.max_model_len, counts).finish()
+        prompt = tokens.draft(make.api, body, peek, make.lora, make.salt, make.max_model_len).finish()
         keys = prompt.keys(APPROXIMATE)[:MAX_TEXT_KEYS] if reads_text else None
         changed, has_salt = sent(body, peek, make)
         return Made(
@@ -163,7 +161,7 @@ class Process:
             retain=prompt.retain,
             dated_s=prompt.dated_s,
             further_tokens=prompt.all_tokens - prompt.tokens,
-            approximated=counts,
+            reason=prompt.reason,
         )
 
     def _tokens_of(self, make: Make) -> Tokens:

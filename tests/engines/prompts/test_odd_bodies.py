@@ -1,8 +1,10 @@
 """Whatever a client sends, reading it as an engine does ends with a prompt or with ApiError."""
 
 import json
+from contextlib import suppress
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from api.errors import ApiError
 from api.prompts.prompts import Prompts
 from api.tokens.tokenizer import ByteTokenizer
 from engines.prompts.vllm import Vllm
+from engines.vllm import PROFILE
 from router.prompts.prompt import peek_of, text_of
 from tests.api.chat_templates import TEMPLATES
 
@@ -53,6 +56,10 @@ def test_nothing_else_is_raised(
     if usual:
         fields = fields | {"messages": messages, "input": messages}
     body = json.dumps(fields | {"model": "m"}).encode()
+    assert PROFILE.question is not None
+    for renders in (True, False):
+        with suppress(msgspec.DecodeError):  # such a body is read before
+            PROFILE.question(api, body, renders)
     try:
         asked = engine.read(api, body)
         assert asked.texts and all(isinstance(text, str | list) for text in asked.texts)

@@ -42,10 +42,7 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
     ({"messages": [U], "tools": [TOOL], "tool_choice": {"type": "none"}},
      f'[{USER}]|{SHOWN_TOOL}|null|true|"UNDEF"|"UNDEF"|"UNDEF"'),
     ({"messages": [U], "thinking": {"type": "enabled", "budget_tokens": 1024}}, f"[{USER}]|{NONE}"),
-    ({"messages": [U], "thinking": {"type": "disabled"}}, f'[{USER}]|null|null|true|false|"none"|"UNDEF"'),
     ({"messages": [U], "output_config": {"effort": "high"}}, f'[{USER}]|null|null|true|true|"high"|"UNDEF"'),
-    ({"messages": [U, {"role": "system", "content": "inline"}, U], "system": "top"},
-     f'[{{"role": "system", "content": "top"}}, {USER}, {{"role": "system", "content": "inline"}}, {USER}]|{NONE}'),
     ({"messages": [U, {"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}]}, U]},
      f'[{USER}, {{"role": "assistant", "content": ""}}, {USER}]|{NONE}'),
     ({"messages": [U], "chat_template_kwargs": {"foo": 1}}, f'[{USER}]|null|null|true|"UNDEF"|"UNDEF"|1'),
@@ -105,7 +102,8 @@ def test_an_input_becomes_the_engines_chat(fields: dict[str, Any], shown: str) -
     [
         ("messages", {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages"),
         ("messages", {"messages": [U], "tools": [{"type": "web_search", "name": "w"}]}, "tools"),
-        ("messages", {"messages": [{"role": "system", "content": [{"type": "tool_removal"}]}]}, "messages"),
+        ("messages", {"messages": [U, {"role": "system", "content": "inline"}]}, "messages"),
+        ("messages", {"messages": [U], "thinking": {"type": "disabled"}}, "thinking"),
         ("responses", {"input": "Hi", "previous_response_id": "resp_1"}, "previous_response_id"),
         ("responses", {"input": "Hi", "truncation": "auto"}, "truncation"),
         ("responses", {"input": [{"type": "computer_call"}]}, "input"),
@@ -117,32 +115,6 @@ def test_what_cannot_be_known_names_the_field(api: str, fields: dict[str, Any], 
     with pytest.raises(ApiError) as caught:
         read(AS_JSON, api, **fields)
     assert caught.value.param == param
-
-
-def test_a_template_that_wants_its_system_first_gets_inline_ones_there() -> None:
-    first = (
-        "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('no') }}{% endif %}"
-    )
-    first += "{{ m.role }}:{{ m.content }};{% endfor %}"
-    shown = read(first, "messages", messages=[U, {"role": "system", "content": "inline"}, U], system="top")
-    assert shown == "system:topinline;user:Hi;user:Hi;"
-
-
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{% generation %}{{ messages[0].content }}{% endgeneration %}",
-        "{{ bos_token + messages[0].content }}",
-        "{% if strftime_now('%Y') %}{% endif %}",
-    ],
-)
-def test_a_template_that_plain_jinja_cannot_render_gets_inline_ones_first(template: str) -> None:
-    shown = read(
-        template + "{% for m in messages %}{{ m.content }};{% endfor %}",
-        "messages",
-        messages=[U, {"role": "system", "content": "inline"}],
-    )
-    assert shown.endswith("inline;Hi;")
 
 
 @pytest.mark.parametrize(
@@ -157,18 +129,6 @@ def test_a_template_that_plain_jinja_cannot_render_gets_inline_ones_first(templa
 def test_special_tokens_are_added_where_the_engine_adds_them(api: str, field: str, special: bool) -> None:
     body = json.dumps({"model": "m", field: [U] if field == "messages" else "Hi"}).encode()
     assert Vllm(Prompts(ByteTokenizer(), AS_JSON)).read(api, body).special_tokens is special
-
-
-@pytest.mark.parametrize(
-    ("template", "shown"),
-    [
-        ("{% if reasoning_effort == 'none' %}{{ raise_exception('no') }}{% endif %}{{ reasoning_effort }}", "low"),
-        ("plain", "plain"),
-        ("{{ enable_thinking }}", "False"),
-    ],
-)
-def test_thinking_is_disabled_as_the_template_allows(template: str, shown: str) -> None:
-    assert read(template, "messages", messages=[U], thinking={"type": "disabled"}) == shown
 
 
 @pytest.mark.parametrize(("api", "fields"), [("messages", {"messages": [U]}), ("responses", {"input": "Hi"})])

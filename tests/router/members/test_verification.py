@@ -92,7 +92,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 async def test_the_first_request_of_a_shape_is_approximate_and_the_next_is_exact(world: World) -> None:
     first = world.send(messages=[USER], tools=[TOOL])
-    assert not first.exact and first.why_not == NOT_YET and world.tokens.approximated == {"shape": 1}
+    assert not first.exact and first.why_not == NOT_YET and first.reason == "shape"
     await world.settled()
     assert world.engine.asked == ["/tokenize"]
     again, _ = world.prompt(messages=[USER | {"content": "x"}], tools=[TOOL])
@@ -149,7 +149,7 @@ async def test_an_engine_that_does_not_say_its_tokens_is_used_and_not_called_exa
     await world.settled()
     prompt = world.send(messages=[USER])
     assert prompt.exact and prompt.doubt is not None and "/tokenize answers 404" in prompt.doubt
-    assert world.tokens.approximated == {"shape": 1, "unverified": 1}
+    assert prompt.reason == "unverified"
 
 
 @pytest.mark.parametrize("lookahead", [0, 1])
@@ -168,6 +168,21 @@ async def test_what_the_answer_does_not_cover_is_verified_by_the_stored_blocks(w
     world.placement.index.store(world.member.slot, keys)
     await world.settled()
     assert world.send(**fields).exact
+
+
+async def test_told_tokens_are_verified_by_the_blocks_that_the_chosen_replica_stores(world: World) -> None:
+    prompt, body = world.prompt(messages=[USER])
+    assert prompt.unverified is not None and world.tokens.shapes is not None
+    prompt.packed, prompt.exact, prompt.asked, prompt.shape = [prompt.unverified], True, True, "told"
+    other = world.replica("r1")
+    for member in (world.member, other):
+        world.verification.sent(member, SimpleNamespace(tokens=world.tokens), prompt, "chat", body)  # type: ignore[arg-type]
+    world.placement.index.store(other.slot, block_keys(prompt.unverified, 16, root_key("m", None, None, 16)))
+    await until(lambda: world.tokens.is_verified_at(prompt, "r1 #1"), "its blocks are known")
+    assert not world.tokens.is_verified_at(prompt, "r0 #1") and world.engine.asked == []
+    world.now_s = verification.STORED_WITHIN_S
+    await world.settled()
+    assert not world.tokens.is_verified_at(prompt, "r0 #1")
 
 
 async def test_blocks_that_were_there_before_prove_nothing(world: World) -> None:

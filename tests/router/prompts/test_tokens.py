@@ -1,6 +1,5 @@
 import json
 import logging
-from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -142,7 +141,7 @@ def test_what_our_types_refuse_is_refused_or_left_to_a_foreign_engine(
     foreign = Tokens("m", qwen, strict=False)
     made = prompt(foreign, **fields)
     assert not made.exact and made.why_not == refusal and made.packed == []
-    assert foreign.approximated == {f"refused: {param}": 1}
+    assert made.reason == f"refused: {param}"
 
 
 def test_a_prompt_longer_than_the_model_is_refused_before_it_is_encoded(qwen: Prompts) -> None:
@@ -159,16 +158,7 @@ def test_a_model_without_a_tokenizer_is_approximate() -> None:
     made = prompt(tokens, messages=[USER | {"content": "x" * 1000}])
     assert not made.exact and made.why_not == tokens.why_not == "it has no tokenizer here"
     assert len(made.keys(0)) == 3 and made.tokens == 251
-    assert tokens.approximated == {"model": 1}
-
-
-def test_a_draft_is_counted_where_it_is_asked_to_be(qwen: Prompts) -> None:
-    tokens, elsewhere = Tokens("m", qwen, strict=False), Counter[str]()
-    for text in ("a" * 100, ""):
-        sent = body(prompt=text)
-        tokens.draft("completions", sent, read_peek(sent), counts=elsewhere).finish()
-    assert elsewhere == {"refused: prompt": 1}
-    assert not tokens.approximated
+    assert made.reason == "model"
 
 
 def test_a_model_whose_replica_has_other_tokens_becomes_approximate(
@@ -204,8 +194,12 @@ def test_more_than_a_plain_chat_is_not_called_exact_where_the_engines_prompts_ar
     ]
     for fields in unusual:
         made = prompt(foreign, **fields)
-        assert made.exact and made.doubt is not None and made.packed == of_replica(qwen, **fields)
-    assert foreign.approximated == {"unverified": len(unusual)}
+        assert (
+            made.exact
+            and made.reason == "unverified"
+            and made.doubt is not None
+            and made.packed == of_replica(qwen, **fields)
+        )
     assert prompt(Tokens("m", qwen), messages=TURNS, tools=[TOOL]).doubt is None, "our own replicas get the tokens"
 
 

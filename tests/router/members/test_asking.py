@@ -1,0 +1,229 @@
+"""Engines tell the tokens of prompts that the router cannot make: in time or not at all, and to one tenant alone."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from api.prompts.prompts import Prompts
+from engines import profile_of
+from engines.prompts import dates
+from engines.prompts.vllm import Vllm
+from engines.vllm import RENDER
+from events.blocks import pack_tokens
+from router.members import asking
+from router.members.asking import AGREEMENTS, COMPARE_EVERY, MAX_AT_ONCE, Asking
+from router.members.broken import Broken
+from router.members.fetch import Fetched
+from router.prompts.prompt import Prompt, read_peek
+from router.prompts.tokens import Tokens
+from tests.router.families import prompts
+from tests.router.loopback import until
+
+SYSTEM = {"role": "system", "content": "You are terse. " * 20}
+USER = {"role": "user", "content": "Say something about the weather in Zürich, in two sentences at most."}
+THOUGHT = {"role": "assistant", "content": "Rain.", "reasoning_content": "It is autumn."}
+IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]}
+PLAIN = "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }}<|im_end|>{% endfor %}"
+LONG = "{% if messages | length > 3 %}Long: {% endif %}"
+COUNTS = "{% for m in messages %}<|im_start|>{{ messages | length }} {{ m.content }}<|im_end|>{% endfor %}"
+FORGETS = (  # the thoughts of all messages but the last two
+    "{% for m in messages %}<|im_start|>{{ m.role }}{% if loop.revindex < 3 %}{{ m.reasoning_content }}{% endif %}"
+    "{{ m.content }}<|im_end|>{% endfor %}<|im_start|>assistant\n"
+)
+
+
+class Engine:
+    """vLLM's routes that tell tokens, with a template that the router does not have."""
+
+    def __init__(self, made_by: Prompts) -> None:
+        self.made_by = made_by
+        self.without: tuple[str, ...] = ()  # routes
+        self.asked: list[tuple[str, str, bytes]] = []
+        self.wait = asyncio.Event()
+        self.wait.set()
+
+    def ids(self, api: str, body: bytes) -> list[list[int]]:
+        asked = Vllm(self.made_by).read(api, body)
+        encode = self.made_by.tokenizer.encode
+        return [encode(str(text), add_special_tokens=asked.special_tokens) for text in asked.texts]
+
+    async def answer(self, server: Any, path: str, body: bytes, timeout_s: float) -> Fetched:  # noqa: ARG002
+        self.asked.append((server.name, path, body))
+        await self.wait.wait()
+        if path in self.without:
+            return Fetched(404, [], b'{"error":{"message":"Not Found","code":404}}')
+        apis = {path: api for api, path in RENDER.items()}
+        api = apis.get(path) or ("chat" if b'"messages"' in body else "completions")
+        told = self.ids(api, body)
+        rendered: list[Any] = [{"request_id": "a", "token_ids": one, "features": None} for one in told]
+        answer = rendered if api == "completions" else rendered[0]
+        return Fetched(200, [], json.dumps(answer if path in apis else {"count": 1, "tokens": told[0]}).encode())
+
+
+class World:
+    def __init__(self, theirs: Prompts) -> None:
+        self.tokens = Tokens("m", None, strict=False, engine="vllm")
+        self.engine = Engine(theirs)
+        self.now_s = 0.0
+        self.asking = Asking(self.engine.answer, lambda: self.now_s)
+        self.model: Any = SimpleNamespace(tokens=self.tokens, members=[self.replica("r0"), self.replica("r1")])
+
+    def replica(self, name: str) -> Any:
+        server = SimpleNamespace(name=name, process=f"{name} #1")
+        candidate = SimpleNamespace(unavailable=None, all_in_flight=0)
+        return SimpleNamespace(name=name, server=server, candidate=candidate, profile=profile_of("vllm"))
+
+    async def tell(self, salt: str | None = None, api: str = "", *, is_equal: bool = True, **fields: Any) -> Prompt:
+        api = api or ("chat" if "messages" in fields else "completions")
+        body = json.dumps({"model": "m", "stream": True} | fields).encode()
+        prompt = self.tokens.draft(api, body, read_peek(body), salt=salt).finish()
+        assert self.asking.wants(self.tokens, prompt)
+        await self.asking.tell(self.model, prompt, api, body)
+        assert not self.asking.wants(self.tokens, prompt)
+        if prompt.exact and is_equal:
+            assert prompt.packed == [pack_tokens(one) for one in self.engine.ids(api, body)]
+        return prompt
+
+    async def talk(self, turns: int, *answers: dict[str, Any], **fields: Any) -> list[Counter[str]]:
+        """Tell a conversation turn by turn; return how many questions of what kind each turn has cost."""
+        messages, costs = [SYSTEM], []
+        for turn in range(turns):
+            messages.append(USER | {"content": f"{turn} " * 9})
+            before = self.asking.questions.copy()
+            assert (await self.tell(messages=messages, **fields)).exact
+            await self.settled()
+            costs.append(self.asking.questions - before)
+            messages.append(answers[turn] if turn < len(answers) else {"role": "assistant", "content": f"{turn}."})
+        return costs
+
+    async def settled(self) -> None:
+        await until(lambda: not self.asking._under_way, "nothing is asked")
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    made = World(prompts("qwen", tmp_path))
+    yield made
+    await made.asking.close()
+
+
+async def test_a_turn_costs_one_small_question_once_its_kind_is_known(world: World) -> None:
+    costs = await world.talk(10)
+    assert [cost["whole"] for cost in costs] == [1] * (1 + AGREEMENTS) + [0] * (9 - AGREEMENTS)
+    assert costs[1] == {"whole": 1, "greeting": 1, "new": 1} and costs[-1] == {"new": 1}
+    assert b"terse" not in world.engine.asked[-1][2], "it is about the new messages alone"
+    assert await world.talk(10, seed=7) == [{}] * 10, "what was told is remembered"
+    assert (await world.talk(10, tools=[{"type": "function", "function": {"name": "look"}}]))[0] == {"whole": 1}
+
+
+@pytest.mark.parametrize("template", [COUNTS, FORGETS])
+async def test_where_new_messages_change_old_ones_all_is_asked_about(world: World, template: str) -> None:
+    world.engine.made_by = Prompts(world.engine.made_by.tokenizer, template)
+    costs = await world.talk(8, *[THOUGHT] * 8)
+    assert all(cost["whole"] == 1 for cost in costs) and costs[-1]["new"] == 0
+
+
+async def test_conversations_with_thoughts_are_a_kind_of_their_own(world: World) -> None:
+    world.engine.made_by = Prompts(world.engine.made_by.tokenizer, FORGETS)
+    assert (await world.talk(6))[-1]["whole"] == 0
+    assert (await world.talk(6, THOUGHT))[-1]["whole"] == 1
+
+
+async def test_what_has_become_wrong_is_noticed_and_forgotten(world: World) -> None:
+    world.engine.made_by = Prompts(world.engine.made_by.tokenizer, PLAIN)
+    await world.talk(2 + AGREEMENTS)
+    world.engine.made_by = Prompts(
+        world.engine.made_by.tokenizer, "{% if messages | length > 3 %}Long: {% endif %}" + PLAIN
+    )
+    begun = [SYSTEM, USER | {"content": "0 " * 9}]
+    equal = []
+    for number in range(COMPARE_EVERY):  # short questions do not show the difference
+        answered = [*begun, {"role": "assistant", "content": f"another {number}"}, USER]
+        equal.append(await world.tell(messages=answered, is_equal=False))
+        await world.settled()
+    ours, [theirs] = equal[0].packed, world.engine.ids("chat", json.dumps({"messages": answered}).encode())
+    assert ours and pack_tokens(theirs)[:20] != ours[0][:20]
+    assert (await world.talk(2 + AGREEMENTS))[-1]["whole"] == 1
+
+
+async def test_equal_questions_are_one_and_salts_have_nothing_in_common(world: World) -> None:
+    world.engine.wait.clear()
+    asked = [asyncio.create_task(world.tell(salt, messages=[USER])) for salt in ("a", "a", "b", None)]
+    await until(lambda: len(world.engine.asked) == 3, "all have asked")
+    world.engine.wait.set()
+    assert all(prompt.exact for prompt in await asyncio.gather(*asked)) and len(world.engine.asked) == 3
+    assert {name for name, _, _ in world.engine.asked} == {"r0", "r1"}, "both have told some"
+
+
+async def test_a_late_answer_is_not_waited_for_and_of_use_later(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "WAIT_S", 0.01)
+    world.engine.wait.clear()
+    late = [await world.tell(messages=[USER | {"content": str(number)}]) for number in range(2)]
+    assert all(str(prompt.why_not).endswith(asking.WHY_NOT["late"]) for prompt in late)
+    assert [name for name, _, _ in world.engine.asked] == ["r0", "r1"], "a busy one is not asked, the other one is"
+    world.engine.wait.set()
+    await world.settled()
+    assert (await world.tell(messages=[USER | {"content": "0"}])).exact and len(world.engine.asked) == 2
+    world.model.members.append(world.replica("r2"))
+    assert (await world.tell(messages=[USER])).exact and world.engine.asked[-1][0] == "r2"
+    assert world.asking.outcomes == {"late": 2, "told": 2}
+
+
+async def test_few_questions_are_asked_at_once(world: World) -> None:
+    world.engine.wait.clear()
+    asked = [asyncio.create_task(world.tell(messages=[USER | {"content": str(n)}])) for n in range(50)]
+    await until(lambda: world.asking.outcomes["busy"] == 50 - 2 * MAX_AT_ONCE, "the others are not asked about")
+    world.engine.wait.set()
+    assert sum(prompt.exact for prompt in await asyncio.gather(*asked)) == 2 * MAX_AT_ONCE
+
+
+async def test_without_routes_that_render_the_tokenizing_one_is_asked_for_what_it_sees(world: World) -> None:
+    world.engine.without = tuple(RENDER.values())
+    assert (await world.tell(messages=[SYSTEM, USER])).exact and (await world.tell(prompt="a b")).exact
+    for unseen in ({"reasoning_effort": "low", "messages": [USER]}, {"prompt": ["a", "b"]}):
+        assert not (await world.tell(**unseen)).exact
+    assert not (await world.tell(api="messages", messages=[USER], max_tokens=5)).exact
+    rendered = [path for _, path, _ in world.engine.asked if path in RENDER.values()]
+    assert len(rendered) <= 2, "each replica was asked once"
+    world.engine.without = (*RENDER.values(), "/tokenize")
+    assert "does not tell" in str((await world.tell(messages=[USER])).why_not)
+
+
+async def test_other_apis_and_several_prompts_are_told_where_they_are_rendered(world: World) -> None:
+    assert (await world.tell(api="messages", system="s", messages=[USER], max_tokens=5)).exact
+    assert (await world.tell(api="responses", input=[USER])).exact and (
+        await world.tell(api="responses", input="a")
+    ).exact
+    several = await world.tell(prompt=["a b", "c"])
+    assert len(several.packed) == 2 and several.all_tokens == sum(map(len, several.packed)) // 4
+
+
+async def test_what_is_large_or_has_images_is_not_asked_about(world: World) -> None:
+    for message in (USER | {"content": "word " * 60_000}, IMAGE):
+        assert not (await world.tell(messages=[message])).exact
+    assert world.engine.asked == [] and world.asking.outcomes == {"large": 1, "media": 1}
+
+
+@pytest.mark.parametrize("answer", [Broken("gone"), Fetched(400, [], b"{}"), Fetched(200, [], b"[{}]")])
+async def test_an_unusable_answer_leaves_the_text(world: World, answer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def failing(*_: Any) -> Fetched:
+        if isinstance(answer, Broken):
+            raise answer
+        return Fetched(*answer)
+
+    monkeypatch.setattr(world.asking, "_ask", failing)
+    prompt = await world.tell(messages=[USER])
+    assert not prompt.exact and prompt.why_not and prompt.why_not.startswith("it has no tokenizer here; ")
+
+
+async def test_where_a_date_may_change_nothing_is_remembered(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    await world.tell(messages=[USER])
+    monkeypatch.setattr(dates, "EDGE_S", dates.QUARTER_S)
+    await world.tell(messages=[USER])
+    assert len(world.engine.asked) == 2
