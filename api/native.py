@@ -56,6 +56,7 @@ class Native(Struct, omit_defaults=True):
     kv_sources: Annotated[list[KvSource], Meta(max_length=MAX_KV_SOURCES)] = []  # the best is first; for one prompt
     retain: Retained = []  # beginnings of the prompt to keep in the cache; they count where `prompts` is given
     tells_use: bool = False  # the router cannot know what the prompts cost: say so in the answer
+    is_cold: bool = False  # its tenant's prompts do not come again: what is computed for it needs no place in the cache
 
 
 _encode = msgspec.msgpack.Encoder().encode

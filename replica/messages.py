@@ -57,6 +57,7 @@ class Submit(Struct, omit_defaults=True):
     priority: float = 0.0  # seconds: it counts as having come this much later than it did
     sources: list[KVSource] = []  # neighbours to ask for the beginning of the prompt
     retain: list[Retain] = []  # beginnings of the prompt to give up last
+    is_cold: bool = False  # what it computes will not be asked for again
 
 
 class Learn(Struct, tag="learn"):

@@ -48,6 +48,7 @@ class Job(Struct, eq=False):
     replica: int = 0
     behind_s: float = 0.0  # see router.placement.cost.Question
     stands_back: bool = False  # see there
+    is_cold: bool = False  # see there
     rank: float = 0.0  # the waiting queue's order; lower goes first
     uncached_tokens: int = 0  # the replica's finding
     first_s: float = 0.0

@@ -86,21 +86,21 @@ class SimulatedReplica:
         self._running += 1
         self._publish()
         self._ready_s = self._agenda.now_s + job.uncached_tokens / self._settings.prefill_tokens_per_s
-        self._agenda.at(self._ready_s, partial(self._prefilled, job, chain, blocks))
+        self._agenda.at(self._ready_s, partial(self._prefilled, job, chain, blocks, matched))
         self._go_on()
 
-    def _prefilled(self, job: Job, chain: Chain, blocks: list[int]) -> None:
+    def _prefilled(self, job: Job, chain: Chain, blocks: list[int], matched: int) -> None:
         self._pool.store(chain, blocks, job.prompt.full)
         self._publish()
         self._prefilling -= 1
         job.first_s = self._agenda.now_s
         self._observer.begun(job)
         decode_s = job.request.output_tokens / self._settings.decode_tokens_per_s
-        self._agenda.after(decode_s, partial(self._decoded, job, blocks))
+        self._agenda.after(decode_s, partial(self._decoded, job, blocks, matched))
         self._go_on()
 
-    def _decoded(self, job: Job, blocks: list[int]) -> None:
-        self._pool.release(blocks)
+    def _decoded(self, job: Job, blocks: list[int], matched: int) -> None:
+        self._pool.release(blocks, matched if self._settings.forgetful and job.is_cold else None)
         self._running -= 1
         self._observer.ended(job)
         self._go_on()

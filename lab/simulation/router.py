@@ -47,7 +47,7 @@ class SimulatedRouter(ReplayState):
         if self._settings.as_served and job.request.replica is not None:
             candidates = [self.candidates[job.request.replica]]
         decision = self.decide(question, candidates)
-        job.behind_s, job.stands_back = question.behind_s, question.stands_back
+        job.behind_s, job.stands_back, job.is_cold = question.behind_s, question.stands_back, question.is_cold
         job.held = question if decision.rejection == "held" else None
         if job.is_new:
             room_s = 0.0 if decision.chosen else self.waiting.wait_of(question.counts_from_s, now_s)

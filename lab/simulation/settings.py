@@ -20,6 +20,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     closed_loop: bool = False  # a session's turn comes when the one before has ended and its gap is over
     working_set: bool = True  # sessions of a closed loop wait to begin while the caches do not hold them
     ranked: bool = True  # replicas compute prompts in the order of the router's priorities
+    forgetful: bool = False  # replicas keep nothing of what the router calls cold, as ours do
     replica_limit: int = CONFIG.replica_limit  # requests at a replica; 0: no limit
     queue_size: int = CONFIG.queue_size
     queue_timeout_s: float = CONFIG.queue_timeout_s

@@ -173,8 +173,11 @@ class BlockPool:
             rescued = self.retention.use(np.array(rescued, np.intp)).tolist()
         self._queue.remove(rescued)
 
-    def release(self, blocks: Sequence[int]) -> None:
-        """One user less for each; the tail of the request goes first, because its head is the likelier to be shared."""
+    def release(self, blocks: Sequence[int], keep: int | None = None) -> None:
+        """One user less for each; the tail of the request goes first, because its head is the likelier to be shared.
+
+        `keep`: only what the first blocks have, as the others will not be asked for again; None: all.
+        """
         slots = np.array(blocks, np.intp)[::-1]
         left = self._many_references[slots] - 1
         assert not left.size or left.min() >= 0, f"a block of {blocks} is released more often than taken"
@@ -185,6 +188,9 @@ class BlockPool:
             is_marked = self.retention.is_marked(unused)
             self.retention.wait(unused[is_marked])
             unused = unused[~is_marked]
+        if keep is not None:
+            others = unused[np.isin(unused, blocks[keep:])]
+            self._evict(others[self._contents.is_findable(others)], keep=False)
         is_findable = self._contents.is_findable(unused)
         self._queue.append(unused[is_findable])
         self._queue.prepend(unused[~is_findable])

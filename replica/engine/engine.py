@@ -143,6 +143,7 @@ class Engine:
             matcher=matcher,
             sources=submit.sources if self.mover else (),
             retain=submit.retain,
+            is_cold=submit.is_cold,
         )
         try:
             self.scheduler.submit(request)

@@ -114,7 +114,9 @@ class Scheduler:
             count = min(beginning.tokens, request.prompt_tokens) // size
             blocks = request.blocks[: min(count, chain.named)]
             self.pool.retain(blocks, tenant_of(chain.cache_salt), beginning.ttl_s)
-        self.pool.release(request.blocks)
+        # Of a prompt that will not come again, what it has found stays; one that is preempted needs all of it itself.
+        is_over = request.is_cold and not self._is_here(request)
+        self.pool.release(request.blocks, (request.cached_tokens or 0) // size if is_over else None)
         request.blocks = []
 
     # ---- one step

@@ -140,6 +140,7 @@ def plan(
             priority=native.priority,
             sources=[KVSource(*astuple(each)) for each in native.kv_sources] if len(prompts) == 1 else [],
             retain=retain,
+            is_cold=native.is_cold,
         )
         for _ in range(request.n):
             choice = Choice(len(parts), ending, served.tokenizer)

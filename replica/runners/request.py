@@ -36,6 +36,7 @@ class Request:
     length: int = field(init=False)  # the chain's tokens, and those after them that are being drawn
     limit: int = field(init=False)  # the longest length; the scheduler knows if the model takes less
     retain: Sequence[Retain] = ()  # beginnings of the prompt to give up last
+    is_cold: bool = False  # what it computes will not be asked for again
     sources: Sequence[KVSource] = ()  # neighbours to ask for missing blocks, each once
     is_loading: bool = False  # it has blocks, and waits for what lower media or a neighbour hold of its prompt
     preemptions: int = 0

@@ -43,8 +43,8 @@ class Reuse:
     def __len__(self) -> int:
         return self._known
 
-    def used(self, pages: Iterable[int], now_s: float) -> int:
-        """Note a use of these pages; return how many of them were used before."""
+    def used(self, pages: Iterable[int], now_s: float, *, counts: bool = True) -> int:
+        """Note a use of these pages; return how many of them were used before. `counts`: towards the chances."""
         known, last_s, gaps, uses, again = self._pages, self._last_s, self._gaps, 0, 0
         for page in pages:
             place = page % MAX_KNOWN_PAGES
@@ -56,11 +56,11 @@ class Reuse:
             if before_s == -inf:
                 self._known += 1
             elif known[place] == page:
-                gaps[_bin(now_s - before_s)] += 1
+                gaps[_bin(now_s - before_s)] += counts
                 again += 1
             known[place] = page
             last_s[place] = now_s
-            uses += 1
+            uses += counts
         self._uses += uses
         self._until_fading -= uses
         if self._until_fading <= 0:

@@ -165,6 +165,7 @@ class Question(Struct, eq=False, gc=False):
     behind_s: float = 0.0  # it counts as come this much later, by its class, or as its tenant had more than its share
     lead_s: float = 0.0  # the part of it by which its tenant had more than its share
     stands_back: bool = False  # it leaves room for higher classes, or for tenants that had less
+    is_cold: bool = False  # its tenant had more than its share, of prompts that hardly ever come again
     further_tokens: int = 0  # tokens of the request's other prompts, to compute wherever it goes
     within: str | None = None  # the session that has begun this one
     model: str = ""  # whose working set it is of; empty: of none

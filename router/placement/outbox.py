@@ -48,6 +48,7 @@ class PeerRequest(Struct, frozen=True, array_like=True, gc=False):
     fetched_tokens: Tokens = 0
     age_s: float = 0.0  # time since the client sent it
     turn: PeerTurn | None = None
+    is_cold: bool = False
 
 
 class PeerBatch(Struct, frozen=True, array_like=True):

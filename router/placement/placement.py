@@ -203,6 +203,7 @@ class Placement:
             self.shares.routers = self.turns.peers + 1
             question.behind_s = question.lead_s = self.shares.behind_s(tenant, candidates, question.now_s)
             question.stands_back = question.behind_s > 0
+            question.is_cold = question.stands_back and self.shares.is_cold(tenant)
             if (service := tenant.service) is not None:
                 # It is not overtaken for ever: from twice its objective on, it goes before all that come.
                 question.behind_s = min(question.behind_s, service.first_token_s) + service.first_token_s
@@ -261,13 +262,13 @@ class Placement:
         else:
             keys = prompt.keys(block_size, self.index.lookahead(slot))
             wait_s = self._optimistic_ttl_s + QUEUE_MARGIN * min(decision.ttft_s, self._first_token_timeout_s)
-        tokens = 1 if fetched_tokens else ceil(decision.uncached_tokens)
+        known, tokens = 0, 1 if fetched_tokens else ceil(decision.uncached_tokens)
         priority_s = decision.priority_s(now_s) if ranked else None
         placed = Placed(load, now_s, tokens, streams, priority_s, fetched_tokens=fetched_tokens)
         placed.stands_back, placed.is_batch = question.stands_back, question.further_tokens > 0
         self.sent_as(placed, keys, wait_s)
         if block_size:
-            known = self._used(placed, block_size, keys)
+            known = self._used(placed, block_size, keys, is_cold=question.is_cold)
             if placed.pages and question.model and self._holds:
                 party, name = "" if question.tenant is None else question.tenant.name, name_of(question)
                 bound = working_set.bound if (working_set := self.working_sets[question.model]).is_on else 0.0
@@ -278,6 +279,7 @@ class Placement:
         if question.tenant is not None:
             placed.tenant = question.tenant
             self.shares.asked(question.tenant, tokens, now_s)
+            self.shares.found(question.tenant, len(placed.pages), known)
         if self.outbox is not None:
             came_s = question.now_s if question.came_s is None else question.came_s
             if self.outbox.gathers:
@@ -295,6 +297,7 @@ class Placement:
                     fetched_tokens=fetched_tokens,
                     age_s=now_s - came_s,
                     turn=turn,
+                    is_cold=question.is_cold,
                 ),
                 now_s,
             )
@@ -311,7 +314,7 @@ class Placement:
         else:
             keys = array("Q", request.keys).tolist()
             self.sent_as(placed, keys, request.awaited_s)
-            self._used(placed, request.block_size, keys)
+            self._used(placed, request.block_size, keys, is_cold=request.is_cold)
             turn, known = request.turn, self.working_sets
             if placed.pages and turn is not None and self._holds and (turn.model in known or len(known) < MAX_MODELS):
                 known[turn.model].heard(turn.bound)
@@ -322,13 +325,16 @@ class Placement:
         working_set, replica = self.working_sets[turn.model], placed.load.candidate.name
         return working_set.turn(turn, placed.pages, known_tokens, replica, placed.sent_s)
 
-    def _used(self, placed: Placed, block_size: int, keys: list[int]) -> int:
-        """Note that a prompt's blocks are used there now; return how many of its pages were used before."""
+    def _used(self, placed: Placed, block_size: int, keys: list[int], *, is_cold: bool = False) -> int:
+        """Note that a prompt's blocks are used there now; return how many of its pages were used before.
+
+        `is_cold`: they take no room from others, and say nothing about how others come again.
+        """
         known = 0
         if keys and self.policy == "cost":
             placed.pages = pages_of(keys, block_size)
-            known = self.reuse.used(placed.pages, placed.sent_s)
-            if (ages := placed.load.candidate.ages) is not None:
+            known = self.reuse.used(placed.pages, placed.sent_s, counts=not is_cold)
+            if (ages := placed.load.candidate.ages) is not None and not is_cold:
                 ages.routed(placed.pages, placed.sent_s)
         return known
 

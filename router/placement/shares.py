@@ -18,6 +18,8 @@ from router.placement.cost import ASSUMED_TOKENS_PER_S, Candidate, Tenant
 BURST_S = 2.0  # a lead of this much work for all replicas at once is nobody's business
 ACTIVE_S = 10.0  # after its last request a tenant takes part in the shares
 GENERATED_WEIGHT = 2.0  # a generated token costs this many computed ones
+COLD = 0.1  # prompts of which less than this was asked for before do not come again
+COLD_PAGES = 128.0  # so much is known by about that many pages
 MAX_TENANTS = 4096  # the most tenants of one model; others are not counted
 
 
@@ -28,6 +30,7 @@ class Lead(Struct, gc=False):
     tokens: float
     at_s: float
     asked_s: float
+    again: float = 1.0  # the part of its prompts' pages that were asked for before, of late
 
 
 class _Leads(Struct):
@@ -102,6 +105,17 @@ class Shares:
         leads.asked(tenant.name, lead, tenant.weight, now_s)
         lead.tokens += tokens
 
+    def found(self, tenant: Tenant, pages: int, again: int) -> None:
+        """Note how many pages of a prompt were asked for before."""
+        lead = self._lead(tenant)
+        if lead is not None and pages:
+            lead.again += (again / pages - lead.again) * min(1.0, pages / COLD_PAGES)
+
+    def is_cold(self, tenant: Tenant) -> bool:
+        """Tell whether what its prompts compute will not be asked for again, as far as their past tells."""
+        lead = self._lead(tenant)
+        return lead is not None and lead.again < COLD
+
     def used(self, tenant: Tenant, computed: int, generated: int) -> None:
         """Count tokens of an answer that has ended, and those of its prompt that nobody had foreseen."""
         self._add(tenant, computed + GENERATED_WEIGHT * generated)
@@ -111,7 +125,10 @@ class Shares:
         self._add(tenant, -tokens)
 
     def _add(self, tenant: Tenant, tokens: float) -> None:
-        leads = self._leads.get(tenant.model)
-        lead = None if leads is None else leads.of.get(tenant.name)
+        lead = self._lead(tenant)
         if lead is not None:
             lead.tokens = max(0.0, lead.tokens + tokens)
+
+    def _lead(self, tenant: Tenant) -> Lead | None:
+        leads = self._leads.get(tenant.model)
+        return None if leads is None else leads.of.get(tenant.name)

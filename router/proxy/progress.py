@@ -2,13 +2,13 @@
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from api.generation_apis import APIS, RESPONSES
 from api.native import KvSource, Native, envelope, pack_ids, unpack_ids
 from router.members.members import Member
-from router.placement.cost import Neighbour
+from router.placement.decision import Decision
 from router.prompts.prompt import Prompt, salted_for
 from router.proxy.attempt import Attempt
 from router.proxy.facts import RequestFacts
@@ -98,10 +98,10 @@ class Progress:
         reader.relay()
         return with_ids(body) if facts.type.api in member.profile.tells_ids else body, None
 
-    def envelope(self, priority: float, neighbours: Sequence[Neighbour], new_id: Callable[[], str]) -> bytes:
+    def envelope(self, decision: Decision, now_s: float, new_id: Callable[[], str]) -> bytes:
         """The bytes before the body for a replica of ours: the token ids of the prompt, and of the answer so far.
 
-        `neighbours`: that it may read the prompt's KV from. `new_id` draws the id of an answer that has none.
+        `new_id` draws the id of an answer that has none.
         """
         prompt, reader = self.facts.prompt, self.reader
         assert isinstance(prompt, Prompt), "a generation is read"
@@ -123,13 +123,14 @@ class Progress:
             response_id=self.response_id,
             created=self._created,
             seed=self._seed,
-            priority=priority,
+            priority=decision.priority_s(now_s),
             cache_salt=prompt.salt,
             retain=prompt.retain,
             tells_use=len(prompt.packed) != 1 or prompt.choices > 1,
+            is_cold=decision.question.is_cold,
         )
         if len(prompt.packed) == 1:
-            native.kv_sources = [KvSource(one.endpoint, one.tokens) for one in neighbours]
+            native.kv_sources = [KvSource(one.endpoint, one.tokens) for one in decision.neighbours]
         return envelope(native)
 
     def asks_tokens(self, member: Member) -> bool:

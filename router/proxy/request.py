@@ -193,8 +193,7 @@ class Request(RequestFacts):
                     return False
                 if is_ours:
                     body, passed, types = self.body, TO_READ, NATIVE_TYPES
-                    priority_s, new_id = decision.priority_s(self.router.now_s()), partial(self._new_id, member)
-                    envelope = progress.envelope(priority_s, decision.neighbours, new_id)
+                    envelope = progress.envelope(decision, self.router.now_s(), partial(self._new_id, member))
                 else:
                     body, path = progress.foreign_body(member)
                     passed, types = TO_REPLICA if progress.reader is None else TO_READ, JSON_LINE

@@ -246,14 +246,14 @@ def test_events_as_another_router_reads_them_describe_the_same_chains(path: Path
 class HeadFirst(BlockPool):
     """Releases the head of a request first, so that the likeliest shared blocks are evicted first."""
 
-    def release(self, blocks: Sequence[int]) -> None:
+    def release(self, blocks: Sequence[int], keep: int | None = None) -> None:  # noqa: ARG002
         super().release(list(blocks)[::-1])
 
 
 class UnnamedLast(BlockPool):
     """Queues blocks without a name behind the cached ones, which are then evicted although there is free memory."""
 
-    def release(self, blocks: Sequence[int]) -> None:
+    def release(self, blocks: Sequence[int], keep: int | None = None) -> None:  # noqa: ARG002
         super().release([block for block in blocks if self._contents.parent[block] != NOT_NAMED])
         unnamed = [block for block in blocks if self._contents.parent[block] == NOT_NAMED]
         for block in unnamed:
@@ -264,7 +264,7 @@ class UnnamedLast(BlockPool):
 class Eager(BlockPool):
     """Forgets a block with its last reference."""
 
-    def release(self, blocks: Sequence[int]) -> None:
+    def release(self, blocks: Sequence[int], keep: int | None = None) -> None:  # noqa: ARG002
         super().release(blocks)
         unused = [block for block in blocks if not self.references(block) and self._contents.parent[block] != NOT_NAMED]
         self._evict(np.array(unused, np.intp))

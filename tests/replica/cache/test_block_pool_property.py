@@ -113,17 +113,20 @@ class Model:
         for block in [*hits, *rest[:new]]:
             self.rescue(block)
         for block in rest[:new]:
-            self.tails.pop(block, None)
             self.marks.pop(block, None)
-            if block in self.named:
-                self.evictions += 1
-                key, _ = self.named.pop(block)
-                self.holders[key].remove(block)
-                if not self.holders[key]:
-                    del self.holders[key]
+            self.unname(block)
         for block in [*hits, *rest[:new]]:
             self.references[block] += 1
         return [*hits, *rest[:new]]
+
+    def unname(self, block: int) -> None:
+        self.tails.pop(block, None)
+        if block in self.named:
+            self.evictions += 1
+            key, _ = self.named.pop(block)
+            self.holders[key].remove(block)
+            if not self.holders[key]:
+                del self.holders[key]
 
     def store(self, request: Held, start: int, stop: int) -> int:
         """Name blocks; return the index at which naming has to end."""
@@ -137,14 +140,16 @@ class Model:
             self.named[block] = key, request.content(index)
         return stop
 
-    def release(self, blocks: Iterable[int]) -> None:
+    def release(self, blocks: Sequence[int], keep: int | None) -> None:
         unnamed: list[int] = []
-        for block in reversed(list(blocks)):
+        for block in reversed(blocks):
             self.references[block] -= 1
             if not self.references[block] and block in self.marks:
                 self.rested += 1
                 self.resting.append((self.now_s + self.marks[block].ttl_s, self.rested, block))
             elif not self.references[block]:
+                if keep is not None and block in blocks[keep:]:
+                    self.unname(block)
                 (self.queue if block in self.named or block in self.tails else unnamed).append(block)
         self.queue = unnamed + self.queue
 
@@ -339,10 +344,16 @@ class World(RuleBasedStateMachine):
     def end(self, which: int) -> None:
         self.stop(which)
 
-    def stop(self, which: int) -> Held:
+    @precondition(lambda self: self.requests)
+    @rule(which=indices, keep=st.integers(0, 8))
+    def compute_all_and_end_for_good(self, which: int, keep: int) -> None:
+        self.fill(self.requests[which % len(self.requests)], 100)
+        self.stop(which, keep)
+
+    def stop(self, which: int, keep: int | None = None) -> Held:
         request = self.requests.pop(which % len(self.requests))
-        self.pool.release(request.blocks)
-        self.model.release(request.blocks)
+        self.pool.release(request.blocks, keep)
+        self.model.release(request.blocks, keep)
         return request
 
     @precondition(lambda self: self.requests)

@@ -227,7 +227,7 @@ class Mixing(BlockPool):
 class Leaking(BlockPool):
     """Does not get back the last block of a request."""
 
-    def release(self, blocks: Sequence[int]) -> None:
+    def release(self, blocks: Sequence[int], keep: int | None = None) -> None:  # noqa: ARG002
         super().release(blocks[:-1] or blocks)
 
 

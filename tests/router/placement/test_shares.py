@@ -131,3 +131,15 @@ def test_a_lead_is_never_negative_nor_more_than_was_asked(asked: list[tuple[str,
         assert shares._leads[""].weight_beside(name, now_s) == pytest.approx(others)
         given_tokens[name] += tokens
         assert all(0 <= lead.tokens <= given_tokens[who] for who, lead in shares._leads[""].of.items())
+
+
+def test_a_tenant_is_cold_while_its_prompts_do_not_come_again() -> None:
+    shares = Shares()
+    shares.asked(ONE, 1, 0.0)
+    shares.found(ONE, 100, 0)
+    assert not shares.is_cold(ONE), "each session begins so"
+    for _ in range(30):
+        shares.found(ONE, 16, 0)
+    assert shares.is_cold(ONE) and not shares.is_cold(OTHER)
+    shares.found(ONE, 16, 16)
+    assert not shares.is_cold(ONE), "some of it has come again"
