@@ -13,7 +13,7 @@ OF = {
     "router": 45,
     "picker": 45,
     "replica": 45,
-    "simulate": 21,
+    "simulate": 34,
     "bench": 25,
     "shadow": 27,
     "size": 17,

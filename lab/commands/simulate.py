@@ -1,6 +1,6 @@
 """`warmroute simulate`: compare policies on a trace."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,10 @@ import msgspec
 from api.process.options import F, option
 from api.process.settings import FiniteRange, Unusable
 from fleet.display import progress
-from lab.commands.common import check_options, counting
+from lab.commands.common import check_options, counting, given_options
 from lab.simulation import comparison
+from lab.simulation.arena import tournament
+from lab.simulation.arena.rules import RULES
 from lab.simulation.comparison import BOUNDS, compared
 from lab.simulation.settings import Settings
 from lab.trace.formats import read_trace
@@ -24,7 +26,7 @@ RATE = FiniteRange(min=1e-3, max=1e9)
 COUNT = click.IntRange(1)
 PACE = FiniteRange(min=1e-9, max=1e6)
 SECONDS = FiniteRange(min=0, max=1e6)
-EXCLUDES = [("speed", "load"), ("optimistic", "events")]
+EXCLUDES = [("speed", "load"), ("optimistic", "events"), ("speed", "arena"), ("no_bounds", "arena")]
 
 
 def fleet_option(flag: str, metavar: str, help: str, field: str, kind: click.ParamType[Any]) -> Callable[[F], F]:
@@ -41,7 +43,8 @@ def fleet_option(flag: str, metavar: str, help: str, field: str, kind: click.Par
 @fleet_option("--decode-rate", "R", "Tokens/s of one answer.", "decode_tokens_per_s", RATE)
 @option("--load", "RHO", "Change the pace: prompts arrive at RHO x N x R tokens/s, cached or not.", type=PACE)
 @option("--speed", "X", "Change the pace: X times as fast as the trace.", type=PACE)
-@option("--policy", "P,...", f"Of {', '.join(POLICIES)}.  [default: {USUAL}]")
+@option("--policy", "P,...", f"Of {', '.join((*POLICIES, *RULES))}.  [default: {USUAL}]")
+@click.option("--arena", is_flag=True, help="Other projects' policies, too, for 4, 8 and 16 replicas at three loads.")
 @option("--coarsen", "K", "Blocks K times as large.", show_default=False, type=COUNT, default=1)
 @option("--block-tokens", "N", "Block size of the trace, if the file does not have it.", type=COUNT)
 @option("--jitter", "S", "Delay each arrival by up to S seconds.", show_default=False, type=SECONDS, default=0.0)
@@ -57,6 +60,7 @@ def simulate(
     load: float | None,
     speed: float | None,
     policy: str | None,
+    arena: bool,
     coarsen: int,
     block_tokens: int | None,
     jitter: float,
@@ -81,15 +85,23 @@ def simulate(
     pooled    one cache as large as all together, one queue, N prefills at once
     ideal     the same with an unlimited cache
 
+    With --arena each line sums up fleets and loads: shares by arithmetic means, times by geometric ones.
+
+    \b
+    closed    share of the way from round-robin's mean to that of pooled; at least: where it is smallest
+    ahead     fleets and loads where the mean is lower than that of cost
+
     \b
     Examples:
       warmroute simulate --trace conversation.jsonl --replicas 8 --load 0.9
       warmroute simulate --trace requests.log --policy cost,prefix --jitter 0.3 --seeds 4
+      warmroute simulate --trace conversation.jsonl --arena
     """
     policies = tuple(dict.fromkeys((policy or USUAL).split(",")))
+    known = *POLICIES, *RULES
     for name in policies:
-        if name not in POLICIES:
-            raise Unusable(f"--policy: {name!r} is not one of {', '.join(POLICIES)}; name one of them")
+        if name not in known:
+            raise Unusable(f"--policy: {name!r} is not one of {', '.join(known)}; name one of them")
     if path is None:
         raise Unusable("give --trace FILE")
     check_options({}, EXCLUDES)
@@ -105,6 +117,15 @@ def simulate(
     if (why := too_short(trace)) is not None:
         click.echo(f"Note: {why}", err=True)
     repeats: dict[str, Any] = {"seeds": seeds, "jitter_s": jitter}
+    if arena:
+        sizes = [settings.replicas] if "replicas" in given_options() else tournament.REPLICAS
+        loads = tournament.LOADS if load is None else [load]
+        runs = tournament.runs_of(sizes, loads, policies if policy else tournament.POLICIES)
+        with progress("simulating", len(runs)) as tell:
+            found = tournament.outcomes(trace, settings, runs, tell, **repeats)
+        results = trace, settings, found, tournament.standings(found, settings.closed_loop)
+        show(as_json, tournament.as_json(*results), tournament.lines(*results))
+        return
     if load is not None:
         trace = at_rate(trace, load * settings.replicas * settings.prefill_tokens_per_s)
     elif speed is not None:
@@ -112,5 +133,8 @@ def simulate(
     simulations = seeds * (len(policies) + (0 if no_bounds else len(BOUNDS)))
     with counting("simulating", simulations * len(trace.requests)) as on_request:
         rows = compared(trace, settings, policies, bounds=not no_bounds, on_request=on_request, **repeats)
-    text = "\n".join(comparison.lines(trace, settings, rows))
-    click.echo(msgspec.json.encode(comparison.as_json(trace, settings, rows)) if as_json else text)
+    show(as_json, comparison.as_json(trace, settings, rows), comparison.lines(trace, settings, rows))
+
+
+def show(as_json: bool, answer: dict[str, Any], lines: Iterable[str]) -> None:
+    click.echo(msgspec.json.encode(answer) if as_json else "\n".join(lines))

@@ -8,6 +8,8 @@ from msgspec.structs import replace
 
 from events.messages import KnownEvent
 from lab.replay import Agenda
+from lab.simulation.arena.router import ArenaRouter
+from lab.simulation.arena.rules import RULES
 from lab.simulation.job import MODEL, Job, jobs_of
 from lab.simulation.replica import SimulatedReplica
 from lab.simulation.router import SimulatedRouter
@@ -29,7 +31,11 @@ class SimulatedFleet:
         self._replicas = [
             SimulatedReplica(number, settings, block_tokens, self._agenda, self) for number in range(settings.replicas)
         ]
-        self._router = SimulatedRouter(policy, settings, block_tokens, seed=seed)
+        if policy in RULES:
+            loads = [replica.load for replica in self._replicas]
+            self._router: SimulatedRouter = ArenaRouter(policy, settings, block_tokens, seed=seed, loads=loads)
+        else:
+            self._router = SimulatedRouter(policy, settings, block_tokens, seed=seed)
         self._reports = [False] * settings.replicas  # whether a report is due
         self._then: dict[int, Callable[[], None]] = {}  # next turns in a closed loop, by the job before
         self._held: dict[str, Job] = {}  # first turns of sessions that may not begin yet

@@ -9,7 +9,6 @@ from typing import Any
 
 PARTS = (
     "events",
-    "index",
     "decisions",
     "front",
     "fleet",
@@ -21,7 +20,6 @@ BY_NAME = (
     "prove",
     "sessions",
     "screenshots",
-    "film",
     "terminal",
 )
 

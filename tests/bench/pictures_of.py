@@ -7,7 +7,6 @@ from PIL import Image
 from playwright.sync_api import Page
 
 DOCS = Path(__file__).parents[2] / "docs"
-FILM = DOCS / "pictures" / "film"
 PICTURES = DOCS / "pictures"
 COLOURS = 256
 SHEET_GAP = 12

@@ -9,7 +9,6 @@ from tempfile import TemporaryDirectory
 
 from playwright.sync_api import Browser, expect
 
-from tests.bench import film
 from tests.bench.pictures_of import check_sizes, save, save_sheet
 from tests.browser.pages import NARROW, Visit, chromium, replica_place, request_place, visit
 from tests.browser.test_pages import PAGES, place_of, wait_shown
@@ -25,11 +24,10 @@ MOVING_S = 3.0  # until requests are on their way
 CHART_S = 75.0  # of traffic before the charts are drawn
 
 
-def run(rounds: int) -> None:
+def run(rounds: int) -> None:  # noqa: ARG001
     with begun(REPLICAS, TALKS) as world, chromium() as browser, TemporaryDirectory() as folder:
         live(world, browser)
         used(world, browser, Path(folder, "usage.db"))
-    film.run(rounds)
     check_sizes()
 
 

@@ -21,6 +21,7 @@ NAMING = {
     "events/cache/hash_chain.py",  # the word that an algorithm begins with
     "kernels/backends.py",  # libraries of kernels
     "kernels/gpu/flash.py",
+    "lab/simulation/arena/rules.py",  # rules of routers that are named after engines
 }
 
 

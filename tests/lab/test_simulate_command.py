@@ -1,15 +1,21 @@
 """`warmroute simulate`, as users run it."""
 
 import json
+import os
+import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from api.process.lifeline import module
 from lab.commands.simulate import simulate
 from lab.trace.requests import Trace
+from tests.events.processes import wait_until
 from tests.lab.traffic import agents, conversations, named
+from tests.processes import family, is_alive
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +62,29 @@ def test_a_closed_loop_shows_how_long_sessions_take_and_needs_some(path: Path, t
     assert f"--closed-loop needs sessions, and no request of {path} names one; leave it out" in refused.stderr
 
 
+def test_the_arena_has_a_line_for_every_policy_and_the_pooled_bound(path: Path) -> None:
+    some = ("--replicas", "2", "--load", "0.9", "--policy", "sglang")
+    result = run(path, *some, "--arena")
+    assert result.exit_code == 0, result.output
+    head, *rows = [line.split() for line in result.stdout.splitlines()[3:]]
+    assert head == ["policy", "hits", "TTFT", "mean", "p99", "closed", "at", "least", "ahead"]
+    assert [row[0] for row in rows] == ["round-robin", "cost", "cost-in-order", "sglang", "pooled"]
+    assert [row[-2:] for row in (rows[0], rows[-1])] == [["of", "1"], ["100.0%", "100.0%"]]
+    alone = answer(path, *some, "--no-bounds")["policies"]["sglang"]
+    assert rows[3][1:3] == [f"{alone['hit_rate']:.1%}", f"{alone['ttft_mean_s']:.2f}"]
+
+
+def test_an_interrupted_arena_leaves_no_process_behind(path: Path) -> None:
+    """Ctrl-C signals the whole group."""
+    command = module("fleet", "simulate", "--arena", "--trace", str(path), "--seeds", "1000", "--jitter", "1")
+    with subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL) as process:
+        wait_until(lambda: len(family(process.pid)) > 2, "it has workers", 30.0)
+        started = family(process.pid)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(30.0) != 0
+    wait_until(lambda: not any(map(is_alive, started)), "all have ended", 30.0)
+
+
 def test_json_says_what_was_simulated_and_every_run(path: Path) -> None:
     found = answer(path, "--policy", "cost", "--seeds", "2", "--jitter", "0.3", "--no-bounds", "--replicas", "3")
     assert found["trace"]["block_tokens"] == 512
@@ -89,6 +118,7 @@ def test_runs_that_take_no_time_have_no_spread(tmp_path: Path) -> None:
         (["--load", "1", "--speed", "2"], "--speed does not work with --load"),
         (["--capacity-tokens", "1000"], "holds|has 1 blocks of 512"),
         (["--load", "0"], "0"),
+        (["--arena", "--no-bounds"], "--arena does not work with --no-bounds|--no-bounds does not work with --arena"),
         (["--block-tokens", "64"], "blocks of 64"),
         (["--no-events", "--no-optimistic"], "--no-optimistic does not work with --no-events"),
         (["--prefill-rate", "1e-320"], "prefill-rate"),

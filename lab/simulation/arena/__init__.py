@@ -1,0 +1,1 @@
+"""Other projects' policies in our simulated fleet, written from their published rules."""
