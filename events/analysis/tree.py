@@ -72,8 +72,8 @@ class Tree:
         loose: list[Node] = []
         for change in changes:
             if isinstance(change, Stored):
-                # A foreign tier that names blocks by hash alone sends no tokens: its blocks are known from another.
-                loose += self._place(change, at_s)[-1:] if change.event.token_ids else []
+                # A foreign tier that names blocks by hash alone names no parent: its blocks are known from another.
+                loose += self._place(change, at_s)[-1:] if change.parent_key else []
                 holder = Holder(replica, place(change.medium, change.group))
                 for key in change.keys:
                     node = self.nodes.get(key) or self._add(key, None, at_s)

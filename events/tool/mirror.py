@@ -20,6 +20,7 @@ from events.cache.groups import MAX_KNOWN, Said, said_of
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, Frames, Hash, KnownEvent
 from events.native import Load
 from events.publisher import Publisher, PublisherConfig, offset_port
+from events.sockets.curve import load_curve
 from events.source import Source
 from events.stream.actions import Action, Reset
 from events.tool.options import StreamOptions, Target, checked_endpoint, json_option, open_target, stream_options
@@ -36,9 +37,13 @@ STOOD_STILL = "the mirror stood still: events of that time have not been read"
 @click.argument("target", metavar="ENDPOINT")
 @click.option("--bind", required=True, metavar="ENDPOINT", help="Where to publish events; the other sockets follow.")
 @click.option("--ranks", type=click.IntRange(1, 256), default=1, metavar="N", help="The engine's data-parallel ranks.")
+@click.option("--secret", metavar="FILE", help="The mirror's own secret CURVE key, to encrypt its sockets.")
+@click.option("--clients", metavar="DIR", help="The public keys of the routers it lets in.")
 @stream_options
 @json_option
-def mirror(target: str, bind: str, ranks: int, stream: StreamOptions, as_json: bool) -> None:
+def mirror(
+    target: str, bind: str, ranks: int, secret: str | None, clients: str | None, stream: StreamOptions, as_json: bool
+) -> None:
     """Serve snapshots of an engine that has none, such as vLLM or SGLang, for its routers.
 
     Start it before the engine, anywhere near. Routers that follow it in place of the engine's own sockets are exact
@@ -62,7 +67,11 @@ def mirror(target: str, bind: str, ranks: int, stream: StreamOptions, as_json: b
     if not stream.model:
         raise click.UsageError("--model is missing; write the first name that the engine's /v1/models answers")
     checked_endpoint(bind, "--bind", bind=True)
-    config = PublisherConfig(model=stream.model, doubt=NOT_YET)
+    try:
+        keys = None if secret is None else load_curve(secret, clients)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    config = PublisherConfig(model=stream.model, curve=keys, doubt=NOT_YET)
     reflections: list[Reflection] = []
     with ExitStack() as stack:
         for rank in range(ranks):

@@ -10,11 +10,11 @@ from msgspec import Struct, field
 
 from events.messages import EventBatch
 from events.publisher import END_OF_REPLAY, is_local
-from events.recording.recording import Moment, Recording, feed_record
+from events.recording.recording import Recording, feed_record
 from events.sockets.peers import bind
 from events.source import Source
 from events.stream.actions import Action, Apply, Reset
-from events.tool.options import MomentType, StreamOptions, checked_endpoint, json_option, open_target
+from events.tool.options import StreamOptions, checked_endpoint, json_option, open_target
 from events.tool.output import Output, count
 from events.view import CacheView
 
@@ -43,9 +43,6 @@ def _speed(_: click.Context, __: click.Parameter, value: str) -> float | None:
 @click.option(
     "--speed", callback=_speed, default="1", show_default=True, metavar="N|max", help="N times as fast as recorded."
 )
-@click.option(
-    "--from", "start", type=MomentType(), help="Where to begin: 1234 (a batch), +12.5 (seconds) or an ISO time."
-)
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Wait for the first subscriber.")
 @click.option(
     "--stay",
@@ -62,7 +59,6 @@ def replay(
     replay_bind: str | None,
     name: str | None,
     speed: float | None,
-    start: Moment | None,
     wait: bool,
     stay: float,
     as_json: bool,
@@ -70,12 +66,12 @@ def replay(
     """Publish a recording again, with the original topics, sequence numbers and bytes.
 
     Use it to test a consumer against yesterday's incident: gaps are gaps again, and the replay socket has what the
-    recorder got. Batches before --from are not published, but can be replayed.
+    recorder got.
 
     \b
     Examples:
       warmroute events replay incident.wre --bind tcp://127.0.0.1:5557 --replay-bind tcp://127.0.0.1:5558
-      warmroute events replay incident.wre --bind tcp://127.0.0.1:5557 --speed 10 --from +90
+      warmroute events replay incident.wre --bind tcp://127.0.0.1:5557 --speed 10
       warmroute events replay incident.wre --bind tcp://127.0.0.1:5557 --speed max --no-wait --stay 0
     """
     output = Output(as_json)
@@ -97,7 +93,7 @@ def replay(
                 output.note(f"{endpoint} can be read by anyone who reaches it, and the recording holds prompts")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with Player(recording, source, bind, replay_bind, speed=speed, start=start) as player:
+        with Player(recording, source, bind, replay_bind, speed=speed) as player:
             for damage in recording.damage:
                 output.note(f"{opened.name}: {damage}")
             output.note(f"publishing at {', '.join(player.endpoints)}")
@@ -141,9 +137,7 @@ class Player:
         source: Source,
         events: str,
         replay: str | None = None,
-        *,
         speed: float | None = 1.0,
-        start: Moment | None = None,
     ) -> None:
         """Bind the endpoints; port 0 takes a free one. `speed`: None is as fast as the subscribers can read."""
         self.batches = self.payload_bytes = self.replays = 0
@@ -154,8 +148,6 @@ class Player:
         self._current, self._next, self._topic = latest, 0, b""
         self._sent_by: list[Incarnation] = []  # the sender of each record
         self._short = False  # vLLM before 0.26 replies without a topic frame
-        self._first: int | None = None  # the position of the first record to publish
-        begin = (start or Moment()).within(recording)
 
         def acted(action: Action, _: EventBatch | None) -> None:
             nonlocal latest
@@ -166,16 +158,11 @@ class Player:
 
         view = CacheView(source.name, source.stream(), source.resolver(), on_action=acted)
         for record in recording.records(source):
-            number = -1 if record.seq is None else record.seq
-            if self._first is None and number >= (begin.seq or -1) and record.time >= (begin.time_s or 0.0):
-                self._first = len(self._sent_by)
             feed_record(view, record)
             if latest.first is None:
                 latest.first = record.seq
             self._sent_by.append(latest)
             self._short = self._short or (record.kind == "replay" and len(record.frames) == 3)
-        if start is not None and self._first is None:
-            raise click.UsageError("--from is after the end of the recording")
         self._published: dict[int, bytes] = {}
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._sockets: list[zmq.Socket[bytes]] = []
@@ -204,11 +191,9 @@ class Player:
             self._serve(POLL_S)
 
     def play(self) -> None:
-        """Publish everything from the start on; earlier batches are for the replay socket only."""
         began: tuple[float, float] | None = None  # the recorder's clock, and ours
-        for position, record in enumerate(self._recording.records(self._source)):
-            live, incarnation = position >= (self._first or 0), self._sent_by[position]
-            if live and self._speed is not None:
+        for record, incarnation in zip(self._recording.records(self._source), self._sent_by, strict=True):
+            if self._speed is not None:
                 began = began or (record.time, time.monotonic())
                 self.stay(began[1] + (record.time - began[0]) / self._speed - time.monotonic())
             if incarnation is not self._current:
@@ -220,16 +205,15 @@ class Player:
                 self._published.setdefault(record.seq, record.frames[2])
                 if len(self._published) > REPLAY_BATCHES:
                     del self._published[next(iter(self._published))]
-            if live:
-                while True:
-                    try:
-                        self._events.send_multipart(record.frames, zmq.NOBLOCK)
-                        break
-                    except zmq.Again:  # at full speed, until the slowest subscriber has read
-                        self._serve(POLL_S)
-                self._serve(0)
-                self.batches += 1
-                self.payload_bytes += len(record.frames[-1])
+            while True:
+                try:
+                    self._events.send_multipart(record.frames, zmq.NOBLOCK)
+                    break
+                except zmq.Again:  # at full speed, until the slowest subscriber has read
+                    self._serve(POLL_S)
+            self._serve(0)
+            self.batches += 1
+            self.payload_bytes += len(record.frames[-1])
 
     def stay(self, seconds: float) -> None:
         end_s = time.monotonic() + seconds

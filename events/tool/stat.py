@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from events.analysis.tree import place
-from events.cache.changes import Change, Removed, Stored
+from events.cache.changes import Change
 from events.messages import BlockRemoved, BlockStored, EventBatch, Frames
 from events.source import Source
 from events.stream.actions import Action, Apply
@@ -25,7 +25,6 @@ from events.tool.streams import Stream, follow, played
 from events.tool.words import number, seconds
 
 REFRESH_S = 1.0
-REMEMBERED_KEYS = 200_000
 LAGS_KEPT = 20_000
 CLOCK_SLACK_S = 0.5
 
@@ -79,8 +78,6 @@ class Counted(Stream):
     def __init__(self, target: Target, source: Source) -> None:
         super().__init__(target, source)
         self._counts = Counts()
-        self._restored_blocks = 0  # stored again within the last REMEMBERED_KEYS removals: evicted too early
-        self._gone: dict[tuple[str, int], None] = {}  # places and keys
         self._first_ts: float | None = None
         self._last_ts: float | None = None
         self._is_live = False  # the message that is acted on
@@ -90,7 +87,7 @@ class Counted(Stream):
     def received(self, kind: str, frames: Frames) -> None:  # noqa: ARG002
         self._is_live = kind == "events"
 
-    def acted(self, action: Action, batch: EventBatch | None, changes: Sequence[Change]) -> None:
+    def acted(self, action: Action, batch: EventBatch | None, changes: Sequence[Change]) -> None:  # noqa: ARG002
         if batch is not None and isinstance(action, Apply) and action.seq >= 0:
             counts, ts = self._counts, batch.ts
             counts.batches += 1
@@ -105,18 +102,6 @@ class Counted(Stream):
             if self._is_live:
                 self._lags.append(self.at_s - ts)
                 self._least_lag_s = min(self._lags[-1], self._least_lag_s)
-        for change in changes:
-            if isinstance(change, Stored):
-                where = place(change.medium, change.group)
-                for key in change.keys:
-                    if (where, key) in self._gone:
-                        del self._gone[where, key]
-                        self._restored_blocks += 1
-            elif isinstance(change, Removed):
-                where = place(change.medium, change.group)
-                self._gone.update(dict.fromkeys((where, key) for key in change.keys))
-                while len(self._gone) > REMEMBERED_KEYS:
-                    del self._gone[next(iter(self._gone))]
 
     def report(self) -> dict[str, Any]:
         """Return all figures, as JSON has them."""
@@ -143,7 +128,6 @@ class Counted(Stream):
                 for _, pool in sorted(view.resolver.pools.items())
                 if len(pool)
             ],
-            "restored_blocks": self._restored_blocks,
             "lag": lag,
             "stream": asdict(view.stream.stats),
             "resolver": asdict(view.resolver.stats),
@@ -184,7 +168,7 @@ def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "rate", f"{messages}; blocks: {rates['stored_blocks']}/s stored, {rates['removed_blocks']}/s removed"
     yield "resident", "; ".join(resident) or "nothing"
     yield "stored", f"{count(counts['stored_blocks'], 'block')}; {count(counts['removed_blocks'], 'block')} removed"
-    yield "churn", f"{churn}; {count(report['restored_blocks'], 'block')} came back"
+    yield "churn", churn
     gaps = f"{count(stream['gaps'], 'gap')} of {count(stream['missing_batches'], 'batch')}"
     asked = f"{count(stream['replays'], 'replay')}, {count(stream['snapshots'], 'snapshot')} asked"
     yield "gaps", f"{gaps}, {stream['lost_batches']:,} lost for good; {asked}"

@@ -191,7 +191,7 @@ def measure(name: str, running: Engine, seed: int, mirror: Mirror | None = None)
     with router(*options) as front:
         scene = Scene(running, mirror, front, ours, others)
         if event is not late_join:
-            if running.kind == SGLang.kind or mirror is not None:
+            if not scene.is_exact and (running.kind == SGLang.kind or mirror is not None):
                 reset(scene)  # nothing else makes one exact that came late
             while not scene.is_exact and scene.sent < MAX_REQUESTS:
                 scene.through(AT_ONCE)

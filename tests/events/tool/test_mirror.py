@@ -4,12 +4,14 @@ import signal
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
 from events.messages import AllBlocksCleared
 from events.publisher import Publisher, PublisherConfig, offset_port
+from events.sockets.curve import load_curve_client, write_keys
 from events.source import Source
 from events.subscriber import Subscriber
 from events.tool.mirror import SOCKETS
@@ -126,14 +128,16 @@ async def test_restarts_of_the_engine_and_of_the_mirror() -> None:
                     await until(lambda: "joined at batch" in str(reader.inexact), "it tells that a part could not")
 
 
-async def test_one_mirror_serves_all_ranks_of_an_engine() -> None:
+async def test_one_mirror_serves_all_ranks_of_an_engine_and_encrypts_what_it_sends(tmp_path: Path) -> None:
+    public, secret = write_keys(str(tmp_path / "keys"))
+    curve = load_curve_client(str(public), str(secret))
     ranks, port = 3, steady_ports(6)
     first = Source("first", f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{port + ranks}", model="m")
-    with mirror(first, "--ranks", ranks) as (running, _):
+    with mirror(first, "--ranks", ranks, "--secret", secret, "--clients", tmp_path) as (running, _):
         running.wait_for(lambda lines: len(lines) >= ranks, "it has bound the sockets of all")
         for rank in range(ranks):
             own = replace(first, events=offset_port(first.events, rank), replay=offset_port(str(first.replay), rank))
-            async with following(own, source_of(running, rank)) as (truth, reader):
+            async with following(own, replace(source_of(running, rank), curve=curve)) as (truth, reader):
                 with engine(own, rank) as one:
                     one.store([rank] * 4 * (rank + 1))
                     await all_equal(truth, reader)
@@ -156,6 +160,7 @@ async def test_keys_of_another_models_name_are_not_believed() -> None:
         (("--bind", FREE), "--model is missing"),
         (("--snapshot", "tcp://127.0.0.1:2", "--bind", FREE), "has snapshots"),
         (("--model", "m", "--bind", "here"), "not an endpoint"),
+        (("--model", "m", "--bind", FREE, "--secret", "none"), "none"),
         (("--model", "m", "--bind", "tcp://192.0.2.1:5561"), "--bind tcp://192.0.2.1:5561"),
     ],
 )

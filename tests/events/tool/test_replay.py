@@ -16,14 +16,14 @@ from click.testing import CliRunner, Result
 
 from events.cli import events
 from events.publisher import END_OF_REPLAY
-from events.recording.recording import Moment, Recorder, Recording
+from events.recording.recording import Recorder, Recording
 from events.sockets.curve import load_curve, load_curve_client
 from events.source import Record, Source
 from events.subscriber import Subscriber
 from events.tool.replay import Player
 from events.view import CacheView
 from tests.events.processes import FREE, Tool, tool, wait_until
-from tests.events.recorded import SOURCE, TOPIC, Engine, Line, record_incident, replay_into_view
+from tests.events.recorded import SOURCE, TOPIC, record_incident, replay_into_view
 from tests.events.replicas import replica
 
 DEADLINE_MS = 20_000
@@ -96,11 +96,11 @@ def frames_of(player: Player, start: int) -> list[list[bytes]]:
         return found
 
 
-def play_all(path: Path, ask: int, start_seq: int = 0, **config: Any) -> tuple[list[list[bytes]], list[list[bytes]]]:
+def play_all(path: Path, ask: int, **config: Any) -> tuple[list[list[bytes]], list[list[bytes]]]:
     """The live messages, and then the answer to a replay request."""
     batches = sum(record.kind == "events" for record in Recording(path).records())
     with (
-        playing(path, start=Moment(seq=start_seq), **config) as player,
+        playing(path, **config) as player,
         zmq.Context() as context,
         context.socket(zmq.SUB) as subscriber,
     ):
@@ -108,7 +108,7 @@ def play_all(path: Path, ask: int, start_seq: int = 0, **config: Any) -> tuple[l
         subscriber.subscribe(b"")
         subscriber.connect(player.endpoints[0])
         live: list[list[bytes]] = []
-        while len(live) < batches - start_seq:
+        while len(live) < batches:
             assert subscriber.poll(DEADLINE_MS), "no message arrived"
             live.append(subscriber.recv_multipart())
         return live, frames_of(player, ask)
@@ -135,18 +135,6 @@ def test_a_replay_starts_where_it_is_asked_to(tmp_path: Path) -> None:
     record_incident(tmp_path / "a.wre")
     _, replayed = play_all(tmp_path / "a.wre", 20)
     assert replayed[0][2] == (20).to_bytes(8, "big")
-
-
-def test_what_is_before_the_start_is_for_the_replay_socket_only(tmp_path: Path) -> None:
-    engine = Engine(2)
-    with Recorder(tmp_path / "a.wre", [SOURCE]) as recorder:
-        line = Line(recorder)
-        line.arrive("connected", [])
-        for _ in range(20):
-            line.publish(engine.step())
-    live, replayed = play_all(tmp_path / "a.wre", 0, start_seq=15)
-    assert [int.from_bytes(frames[1], "big") for frames in live] == [15, 16, 17, 18, 19]
-    assert len(replayed) == 21
 
 
 def test_old_replay_layouts_stay_old(tmp_path: Path) -> None:
@@ -219,11 +207,11 @@ def test_it_waits_for_a_subscriber_until_it_is_ended(tmp_path: Path) -> None:
 def test_it_ends_at_the_end(tmp_path: Path) -> None:
     record_incident(tmp_path / "a.wre")
     options = ["--bind", FREE, "--speed", "max", "--no-wait", "--stay", "0"]
-    with tool("replay", tmp_path / "a.wre", *options, "--from", "20") as replay:
+    with tool("replay", tmp_path / "a.wre", *options) as replay:
         assert replay.end(None) == 0
         [published] = replay.lines()
     assert published["finished"]
-    assert 0 < published["batches"] < sum(r.kind == "events" for r in Recording(tmp_path / "a.wre").records())
+    assert published["batches"] == sum(r.kind == "events" for r in Recording(tmp_path / "a.wre").records())
 
 
 def run(*arguments: object) -> Result:
@@ -240,8 +228,6 @@ def run(*arguments: object) -> Result:
         ),
         (["--bind", FREE, "--speed", "fast"], "'fast' is neither a number above 0 nor 'max'"),
         (["--bind", FREE, "--speed", "0"], "'0' is neither a number above 0 nor 'max'"),
-        (["--bind", FREE, "--from", "5000"], "--from is after the end of the recording"),
-        (["--bind", FREE, "--from", "noon"], "'noon' is not a moment"),
         (["--bind", FREE, "--source", "b"], "holds a, not 'b'; choose one with --source"),
         ([], "Missing option '--bind'"),
     ],

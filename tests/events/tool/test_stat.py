@@ -124,14 +124,6 @@ def test_rates_are_over_the_time_of_the_stream() -> None:
     assert report["resident"] == [{"medium": "GPU", "blocks": 2}]
 
 
-def test_a_block_that_comes_back_is_counted_as_restored() -> None:
-    followed = Followed()
-    for _ in range(3):
-        followed.batch(0.0, stored(1))
-        followed.batch(1.0, BlockRemoved([1], "GPU"))
-    assert followed.counted.report()["restored_blocks"] == 2
-
-
 @pytest.mark.parametrize(
     ("delays", "note"),
     [([0.25, 0.3], None), ([0.1, -2.0], "clocks differ: a batch came 2 s before"), ([7.0, 9.0], "never below 7 s")],
