@@ -1,1 +1,1 @@
-"""The analyses behind the tools: of streams and trees, without sockets and without output."""
+"""The analyses behind the tools, of streams and trees: no sockets and no output, but in `grading`."""

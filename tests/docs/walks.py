@@ -158,6 +158,7 @@ WALKS = {
         {"warmroute prove 10.0.0.9": NotHere("needs a router of another make; tests/bench/prove.py starts two")},
         (Scene("", ROUTED),),
     ),
+    "docs/kv-events-spec.md": Walk({"warmroute events conform": IDLE}),
     "docs/simulate.md": Walk({}, (Scene("", ("python -m tests.docs.traces conversations conversation.jsonl",)),)),
     "docs/incident.md": Walk(
         {"warmroute events record": RECORDER, "warmroute simulate": Ends((0, 1))},

@@ -9,11 +9,10 @@ import msgspec
 import pytest
 
 from events.analysis.conformance import Conformance, Finding
+from events.analysis.grading import Graded
 from events.analysis.points import POINTS
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KnownEvent, encode_batch
 from events.source import Source
-from events.tool.conform import Graded
-from events.tool.options import Target
 
 VECTORS = Path(__file__).resolve().parents[2] / "data" / "vectors"
 END = [b"", b"", b"\xff" * 8, b""]
@@ -66,7 +65,7 @@ class Grading:
 
     def __init__(self, *, can_replay: bool = True) -> None:
         source = Source("s", "tcp://a:1", "tcp://a:2" if can_replay else None)
-        self._graded = Graded(Target("s", [source]), source)
+        self._graded = Graded(source, can_replay=can_replay)
         self._graded.view.receive("connected", [], 0.0)
         self.grades = self._graded.grades
 

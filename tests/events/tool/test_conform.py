@@ -9,10 +9,10 @@ from threading import Event
 import pytest
 import zmq
 
+from events.analysis import grading
 from events.analysis.points import POINTS
 from events.messages import BlockRemoved, BlockStored, EventBatch, KnownEvent, encode_batch
 from events.publisher import END_OF_REPLAY
-from events.tool import conform
 from tests.events.processes import wait_until
 from tests.events.recorded import record_incident
 from tests.events.replicas import Ran, on_terminal, prompt, replica, run
@@ -122,7 +122,7 @@ def test_a_replay_socket_that_ignores_the_start_is_found_out() -> None:
 
 
 def test_a_replay_socket_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conform, "REPLAY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(grading, "REPLAY_TIMEOUT_S", 0.1)
     with engine([message(0, stored(1))], lambda _: []) as arguments:
         ran = run("conform", *arguments, "--for", "0.5")
     assert failed(ran) == {"replay ends": "asked for batches from 0: nothing came, and no end marker"}
@@ -147,7 +147,7 @@ def test_where_nothing_can_be_graded_the_status_is_2(tmp_path: Path) -> None:
 
 
 def test_replies_without_a_batch_are_nothing_to_grade(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conform, "REPLAY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(grading, "REPLAY_TIMEOUT_S", 0.2)
     with engine([], lambda _: [[b"", *END_OF_REPLAY]]) as arguments:
         idle = run("conform", *arguments, "--for", "0.5")
     with engine([], lambda _: []) as arguments:
