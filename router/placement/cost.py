@@ -68,6 +68,7 @@ def can_split(roles: Iterable[Role | None]) -> bool:
 
 
 COMPUTE_WEIGHT = 2.0  # a computed token delays this request, and takes room from a later one
+FLOODED_WEIGHT = 4.0  # the same beside a flood of cold prompts, when no replica is idle for what is computed twice
 BUSY_TOKENS = 16.0  # prefill that weighs as much as a running answer does before it delays a step
 ASSUMED_TOKENS_PER_S = 8000.0  # while no replica's rate is known
 ALIKE_RATES = 0.7  # rates are measured: those within this ratio count as the same
@@ -165,6 +166,7 @@ class Question(Struct, eq=False, gc=False):
     behind_s: float = 0.0  # it counts as come this much later, by its class, or as its tenant had more than its share
     lead_s: float = 0.0  # the part of it by which its tenant had more than its share
     stands_back: bool = False  # it leaves room for higher classes, or for tenants that had less
+    weight: float = COMPUTE_WEIGHT
     is_cold: bool = False  # its tenant had more than its share, of prompts that hardly ever come again
     further_tokens: int = 0  # tokens of the request's other prompts, to compute wherever it goes
     within: str | None = None  # the session that has begun this one

@@ -203,7 +203,8 @@ class Placement:
             self.shares.routers = self.turns.peers + 1
             question.behind_s = question.lead_s = self.shares.behind_s(tenant, candidates, question.now_s)
             question.stands_back = question.behind_s > 0
-            question.is_cold = question.stands_back and self.shares.is_cold(tenant)
+            question.is_cold = question.stands_back and self.shares.is_cold(tenant, question.now_s)
+            question.weight = self.shares.weight(tenant.model, question.now_s)
             if (service := tenant.service) is not None:
                 # It is not overtaken for ever: from twice its objective on, it goes before all that come.
                 question.behind_s = min(question.behind_s, service.first_token_s) + service.first_token_s

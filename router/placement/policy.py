@@ -8,7 +8,6 @@ from typing import Protocol
 from xxhash import xxh3_64_intdigest
 
 from router.placement.cost import (
-    COMPUTE_WEIGHT,
     INFINITE,
     Candidate,
     Question,
@@ -66,7 +65,7 @@ def choose(
     if pick is None:
         raise ValueError(f"policy is {policy!r}; use one of {', '.join(POLICIES)}")
     rates = comparable_rates(candidates)
-    weight = 0.0 if policy == "least-loaded" else COMPUTE_WEIGHT
+    weight = 0.0 if policy == "least-loaded" else question.weight
     if question.readable or question.source is not None:
         add_pulls(question, candidates, rates)
     tokens = question.tokens if question.exact else 0

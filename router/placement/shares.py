@@ -10,10 +10,11 @@ more. Bursts are no matter: only a lead that keeps all replicas busy for a while
 """
 
 from collections.abc import Sequence
+from math import inf
 
 from msgspec import Struct
 
-from router.placement.cost import ASSUMED_TOKENS_PER_S, Candidate, Tenant
+from router.placement.cost import ASSUMED_TOKENS_PER_S, COMPUTE_WEIGHT, FLOODED_WEIGHT, Candidate, Tenant
 
 BURST_S = 2.0  # a lead of this much work for all replicas at once is nobody's business
 ACTIVE_S = 10.0  # after its last request a tenant takes part in the shares
@@ -39,6 +40,7 @@ class _Leads(Struct):
     of: dict[str, Lead] = {}  # leads by tenant
     active: dict[str, Lead] = {}  # tenants that have asked lately; who asked last is last
     weight: float = 0.0  # the weights of the active ones, added up
+    cold_s: float = -inf  # the last cold prompt
 
     def asked(self, name: str, lead: Lead, weight: float, now_s: float) -> None:
         self._leaves(name)
@@ -111,10 +113,18 @@ class Shares:
         if lead is not None and pages:
             lead.again += (again / pages - lead.again) * min(1.0, pages / COLD_PAGES)
 
-    def is_cold(self, tenant: Tenant) -> bool:
-        """Tell whether what its prompts compute will not be asked for again, as far as their past tells."""
+    def is_cold(self, tenant: Tenant, now_s: float) -> bool:
+        """Tell whether what its prompt computes will not be asked for again, as far as those before it tell."""
         lead = self._lead(tenant)
-        return lead is not None and lead.again < COLD
+        if lead is None or lead.again >= COLD:
+            return False
+        self._leads[tenant.model].cold_s = now_s
+        return True
+
+    def weight(self, model: str, now_s: float) -> float:
+        """The weight of a token to compute, for all tenants."""
+        leads = self._leads.get(model)
+        return COMPUTE_WEIGHT if leads is None or leads.cold_s <= now_s - ACTIVE_S else FLOODED_WEIGHT
 
     def used(self, tenant: Tenant, computed: int, generated: int) -> None:
         """Count tokens of an answer that has ended, and those of its prompt that nobody had foreseen."""

@@ -72,5 +72,4 @@ def hits_beside(flood: bool, *, forgetful: bool) -> float:
 def test_a_flood_of_prompts_that_do_not_come_again_takes_little_of_what_others_come_back_to() -> None:
     alone = hits_beside(False, forgetful=True)
     assert alone == hits_beside(False, forgetful=False) > 0.6
-    assert hits_beside(True, forgetful=True) > alone - 0.05
-    assert hits_beside(True, forgetful=False) < alone - 0.1, "in order of use"
+    assert hits_beside(True, forgetful=True) > alone - 0.05 > hits_beside(True, forgetful=False) + 0.05

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.placement.cost import Candidate, Tenant
+from router.placement.cost import COMPUTE_WEIGHT, FLOODED_WEIGHT, Candidate, Tenant
 from router.placement.shares import ACTIVE_S, BURST_S, GENERATED_WEIGHT, MAX_TENANTS, Shares
 
 RATE = 1000.0
@@ -137,9 +137,11 @@ def test_a_tenant_is_cold_while_its_prompts_do_not_come_again() -> None:
     shares = Shares()
     shares.asked(ONE, 1, 0.0)
     shares.found(ONE, 100, 0)
-    assert not shares.is_cold(ONE), "each session begins so"
+    assert not shares.is_cold(ONE, 0.0) and shares.weight("", 0.0) == COMPUTE_WEIGHT, "each session begins so"
     for _ in range(30):
         shares.found(ONE, 16, 0)
-    assert shares.is_cold(ONE) and not shares.is_cold(OTHER)
+    assert shares.is_cold(ONE, 0.0) and not shares.is_cold(OTHER, 0.0)
+    assert shares.weight("", ACTIVE_S - 1) == FLOODED_WEIGHT
+    assert shares.weight("", ACTIVE_S) == shares.weight("another model", 0.0) == COMPUTE_WEIGHT
     shares.found(ONE, 16, 16)
-    assert not shares.is_cold(ONE), "some of it has come again"
+    assert not shares.is_cold(ONE, 0.0), "some of it has come again"

@@ -145,10 +145,9 @@ async def test_who_waits_already_is_not_refused() -> None:
 async def test_a_replica_is_told_whose_prompts_will_not_come_again() -> None:
     script, nightly = Script(frames), Tenant("nightly", "m")
     async with running(script, queued_s=1.0) as made, connect(made.port) as client:
-        shares = made.router.placement.shares
-        for tokens in (1, 1_000_000):  # the second time it has had more than its share
+        for _ in range(2):  # the second time it has had more than its share
             for key in (CHATS, NIGHTLY):
                 assert (await client.post(COMPLETIONS, body(), **key)).status == 200
-            shares.found(nightly, 1000, 0)
-            shares.asked(nightly, tokens * 1_000_000, made.router.now_s())
+            made.router.placement.shares.found(nightly, 1000, 0)
+            made.router.placement.shares.asked(nightly, 1_000_000, made.router.now_s())
     assert [call.native[0].is_cold for call in script.calls] == [False, False, False, True]
