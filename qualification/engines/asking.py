@@ -36,7 +36,7 @@ def cpu_s(engine: Engine) -> float:
     return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
-async def talk(url: str, clients: int, seed: int) -> float:
+async def talk(url: str, clients: int, seed: int, pause_s: float) -> float:
     """Have conversations, one for each client; return the seconds that a request has taken in the mean."""
     async with httpx2.AsyncClient(base_url=url, timeout=120) as client:
 
@@ -44,6 +44,7 @@ async def talk(url: str, clients: int, seed: int) -> float:
             rng, took_s = random.Random(seed * 1000 + number), 0.0
             messages: list[dict[str, Any]] = [{"role": "system", "content": words(rng, 150, 150)}]
             for _ in range(TURNS):
+                await asyncio.sleep(rng.uniform(0, pause_s))
                 messages.append({"role": "user", "content": words(rng, 20, 40)})
                 began_s = time.monotonic()
                 asked = {"model": MODEL, "messages": messages, "max_tokens": 8, "temperature": 0}
@@ -55,11 +56,11 @@ async def talk(url: str, clients: int, seed: int) -> float:
         return sum(await asyncio.gather(*map(one_client, range(clients)))) / clients / TURNS
 
 
-def run(engine: Engine, clients: int, options: tuple[str, ...]) -> None:
+def run(engine: Engine, clients: int, pause_s: float, options: tuple[str, ...]) -> None:
     with router("--replica", f"url={engine.url},engine=vllm", *options, within_s=60) as front:
         for seed, state in enumerate(("made here",) if options else ("cold", "warm")):
             before, began_s = figures(front), cpu_s(engine)
-            took_s = asyncio.run(talk(front.url, clients, seed + clients))
+            took_s = asyncio.run(talk(front.url, clients, seed + clients, pause_s))
             spent_s = cpu_s(engine) - began_s
             more = {name: value - before.get(name, 0.0) for name, value in figures(front).items()}
             count, asked = clients * TURNS, more.get("answer_seconds_count", 0.0)
@@ -76,6 +77,7 @@ def run(engine: Engine, clients: int, options: tuple[str, ...]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m qualification.engines.asking", description=__doc__)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 32], metavar="N", help="(default: 1 and 32)")
+    parser.add_argument("--pause", type=float, default=2.0, metavar="S", help="the longest before a turn (default: 2)")
     args = parser.parse_args()
     check(parser, (), (), "row")
     print("| clients | | told | exact | whole | new | a question | a request | engine's time |\n" + "| --- " * 9 + "|")
@@ -83,8 +85,8 @@ def main() -> int:
         options = ("--enable-scale-out", "--max-num-batched-tokens", "8192")
         with ready(Engine(Path(folder) / "hits.jsonl", {}, options, blocks=8192)) as engine:
             for clients in args.clients:
-                run(engine, clients, ())
-                run(engine, clients, ("--model-dir", f"{MODEL}={engine.folder / 'model'}"))
+                run(engine, clients, args.pause, ())
+                run(engine, clients, args.pause, ("--model-dir", f"{MODEL}={engine.folder / 'model'}"))
     return 0
 
 

@@ -40,9 +40,9 @@ log = logging.getLogger(__name__)
 
 WAIT_S = 0.1  # a request waits this long for its tokens
 ANSWER_S = 2.0  # an answer that comes later than that is of use for the next turn
-MAX_AT_ONCE = 16  # prompts that one replica is asked for
+MAX_AT_ONCE = 4  # prompts that one replica is asked for
 LATE = "late"
-BUSY_S = 1.0  # a replica that was late is not asked for this long if there is another one
+BUSY_S = 0.25  # a replica that was late is not asked for this long: its requests come first
 AGAIN_S = 60.0  # the same of a route that it does not have
 MEMORY_BYTES = 64 * 1024 * 1024
 AGREEMENTS = 3  # after so many in a row only new messages of such conversations are asked about
@@ -189,11 +189,12 @@ class Asking:
         task, member = self._under_way.get(asked.keys[-1]), None
         if task is None:
             able = [
-                (self._rests(one, LATE), self._at[one.server.name], one.candidate.all_in_flight, one.name, one)
+                (self._at[one.server.name], one.candidate.all_in_flight, one.name, one)
                 for one in model.members
                 if one.profile.question is not None
                 and one.candidate.unavailable is None
                 and self._at[one.server.name] < MAX_AT_ONCE
+                and not self._rests(one, LATE)
             ]
             if not able:
                 return "busy"

@@ -164,7 +164,8 @@ async def test_equal_questions_are_one_and_salts_have_nothing_in_common(world: W
 async def test_a_late_answer_is_not_waited_for_and_of_use_later(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking, "WAIT_S", 0.01)
     world.engine.wait.clear()
-    late = [await world.tell(messages=[USER | {"content": str(number)}]) for number in range(2)]
+    *late, busy = [await world.tell(messages=[USER | {"content": str(number)}]) for number in range(3)]
+    assert str(busy.why_not).endswith(asking.WHY_NOT["busy"])
     assert all(str(prompt.why_not).endswith(asking.WHY_NOT["late"]) for prompt in late)
     assert [name for name, _, _ in world.engine.asked] == ["r0", "r1"], "a busy one is not asked, the other one is"
     world.engine.wait.set()
@@ -172,7 +173,7 @@ async def test_a_late_answer_is_not_waited_for_and_of_use_later(world: World, mo
     assert (await world.tell(messages=[USER | {"content": "0"}])).exact and len(world.engine.asked) == 2
     world.model.members.append(world.replica("r2"))
     assert (await world.tell(messages=[USER])).exact and world.engine.asked[-1][0] == "r2"
-    assert world.asking.outcomes == {"late": 2, "told": 2}
+    assert world.asking.outcomes == {"late": 2, "busy": 1, "told": 2}
 
 
 async def test_few_questions_are_asked_at_once(world: World) -> None:
