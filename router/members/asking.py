@@ -97,7 +97,9 @@ class Conversation(Struct):
         return cls(api, fields, items, keys, THOUGHTS.search(body) is not None)
 
     def body(self, items: Sequence[Mapping[str, Any]], without: frozenset[str] = frozenset()) -> bytes:
-        fields = {name: value for name, value in self.fields.items() if name not in without}
+        fields: dict[str, Any] = {name: value for name, value in self.fields.items() if name not in without}
+        if self.api == "messages":
+            fields["max_tokens"] = 1  # such a request has to have it
         return msgspec.json.encode({**fields, ITEMS[self.api]: items} if self.items else fields)
 
     def kind(self, begun: int) -> bytes:

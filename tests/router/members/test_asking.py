@@ -60,6 +60,7 @@ class Engine:
             return Fetched(404, [], b'{"error":{"message":"Not Found","code":404}}')
         apis = {path: api for api, path in RENDER.items()}
         api = apis.get(path) or ("chat" if b'"messages"' in body else "completions")
+        assert api != "messages" or b'"max_tokens"' in body, "vLLM refuses it"
         told = self.ids(api, body)
         rendered: list[Any] = [{"request_id": "a", "token_ids": one, "features": None} for one in told]
         answer = rendered if api == "completions" else rendered[0]
