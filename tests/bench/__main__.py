@@ -9,7 +9,6 @@ from typing import Any
 
 PARTS = (
     "events",
-    "decisions",
     "front",
     "fleet",
 )
