@@ -45,6 +45,7 @@ class Status(Struct, frozen=True):
     digest_xor: int
     load: Load
     doubt: str = ""  # why a mirror is not sure of what it holds; empty: it is sure
+    provable: bool = False  # a reader need not share the doubt once the known blocks fill the engine's pool
 
 
 class SnapshotHeader(Struct, frozen=True):
@@ -53,7 +54,8 @@ class SnapshotHeader(Struct, frozen=True):
     ts: float
     batches: Annotated[int, Meta(ge=0, le=MAX_SNAPSHOT_BATCHES)]
     model: str = ""  # the name that is part of the block keys
-    doubt: str = ""  # as in `Status`
+    doubt: str = ""  # as in `Status`, and so is the next
+    provable: bool = False
 
 
 encode_native: Callable[[Status | SnapshotHeader], bytes] = msgspec.msgpack.Encoder().encode

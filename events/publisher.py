@@ -86,7 +86,8 @@ class PublisherConfig(Struct, frozen=True):
 
 class Report(NamedTuple):
     load: Load
-    doubt: str
+    doubt: str = ""
+    provable: bool = False
 
 
 Item: TypeAlias = tuple[float, Sequence[KnownEvent]] | Report | None  # a batch with its time, a report, or the end
@@ -108,7 +109,7 @@ class Publisher:
         self.stats = PublisherStats()
         self.failed: BaseException | None = None  # the error that has ended the thread; nothing is published any more
         self.seq = -1
-        self._doubt = self.config.doubt
+        self._report = Report(Load(), self.config.doubt)  # the last one
         self._topic = self.config.topic.encode()
         self._mirror = Mirror() if self.config.status or self.config.snapshot else None
         self._buffer = ReplayBuffer(self.config.replay_batches, self.config.replay_bytes)
@@ -150,13 +151,13 @@ class Publisher:
         if events:
             self._put((time.time(), events))
 
-    def report(self, load: Load, doubt: str = "") -> None:
+    def report(self, load: Load, doubt: str = "", provable: bool = False) -> None:
         """Send a status that holds after everything published before it.
 
         `doubt` holds for snapshots too, until the next report. A cache that is cleared in doubt leaves a hole in the
         numbers of batches: a reader has to take a snapshot, which is labelled, and cannot believe the empty cache.
         """
-        self._put(Report(load, doubt))
+        self._put(Report(load, doubt, provable))
 
     def close(self) -> None:
         """Send queued batches, then close the sockets."""
@@ -211,9 +212,10 @@ class Publisher:
                     if not isinstance(item, Report):
                         self._send_batch(*item)
                         continue
-                    self._doubt = item.doubt
+                    self._report = item
                     if self._status is not None and self._mirror is not None:
-                        status = Status(self.incarnation, self.seq, time.time(), *self._mirror.digest(), *item)
+                        at = self.incarnation, self.seq, time.time(), *self._mirror.digest()
+                        status = Status(*at, item.load, item.doubt, item.provable)
                         self._status.socket.send_multipart((self._topic, encode_native(status)))
         except Exception as error:  # the thread ends here: nobody further up could see it
             self.failed = error
@@ -254,7 +256,7 @@ class Publisher:
             batch.events = [event for event in events if self._encodes(event)]
             payload = self._mirrored(batch)
         # Only now is a number taken: a batch that cannot be encoded leaves no hole that nobody can fill.
-        self.seq += 1 + bool(self._doubt and batch.events[:1] == [AllBlocksCleared()])
+        self.seq += 1 + bool(self._report.doubt and batch.events[:1] == [AllBlocksCleared()])
         shared = zmq.Frame(payload, copy=True)
         self._buffer.append(self.seq, shared)
         socket = self._events.socket
@@ -292,7 +294,7 @@ class Publisher:
         assert self._mirror is not None
         now = time.time()
         batches = self._mirror.snapshot(now)
-        header = SnapshotHeader(self.incarnation, self.seq, now, len(batches), self.config.model, self._doubt)
+        header = SnapshotHeader(self.incarnation, self.seq, now, len(batches), self.config.model, *self._report[1:])
         return [(zmq.Frame(payload, copy=True),) for payload in (encode_native(header), *batches)]
 
     # ---- sockets

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 
 from events.cache.pool import Digest
-from events.stream.actions import Action, Apply, Compare, Reset, Snapshot
+from events.stream.actions import Action, Apply, Compare, Partial, Reset, Snapshot
 from events.stream.states import Repair, Row, State, StreamConfig
-from events.stream.stream import Stream
+from events.stream.stream import SURE, Doubt, Stream
 
 OVERSIZED = "the replica's snapshot is too long to be read"
 MAX_OVERSIZED = 2  # after two in a row, the next one would be as long
@@ -26,15 +26,16 @@ class NativeStream(Stream):
         self._status: tuple[int, Digest] | None = None
         self._status_s = 0.0
         self._behind_since_s: float | None = None
-        self._told = ""  # why the sender itself is not sure
-        self._told_at = -1  # its last batch then
+        self._told, self._told_at = SURE, -1  # the sender's own doubt, and its last batch then
+        self._refuted: Doubt | None = None  # since the last snapshot, by a full pool
 
     @property
     def doubt(self) -> str | None:
         if self._state is State.OVERSIZED:
             return OVERSIZED
         behind = None if self._behind_since_s is None else "the replica has sent more than has come"
-        return super().doubt or self._told or behind
+        told = None if self._told.provable and self._told == self._refuted else self._told.reason
+        return super().doubt or told or behind
 
     @property
     def heard_s(self) -> float | None:
@@ -42,7 +43,7 @@ class NativeStream(Stream):
 
     @property
     def must_forget(self) -> bool:
-        return self._state is State.OVERSIZED
+        return self._state is State.OVERSIZED or self._told != SURE
 
     @property
     def lag_batches(self) -> int:
@@ -68,10 +69,10 @@ class NativeStream(Stream):
         self._late, self._last_live = seq > self._last_live, seq
         return super().live(seq, payload, now_s)
 
-    def status(self, incarnation: int, seq: int, digest: Digest, now_s: float, doubt: str = "") -> list[Action]:
+    def status(self, incarnation: int, seq: int, digest: Digest, now_s: float, doubt: Doubt = SURE) -> list[Action]:
         self._silent = False
         self._status_s = now_s
-        if doubt or self._told_at <= seq <= self.last_seq:  # it is sure of what has been applied, and not of less
+        if doubt.reason or self._told_at <= seq <= self.last_seq:  # it is sure of what has been applied
             self._told, self._told_at = doubt, seq
         known, self.incarnation = self.incarnation, incarnation
         if known is not None and incarnation != known:
@@ -84,6 +85,10 @@ class NativeStream(Stream):
         if self._behind_since_s is None:
             self._behind_since_s = now_s
         return []
+
+    def filled(self, seq: int) -> None:
+        super().filled(seq)
+        self._refuted = self._told
 
     def progress(self, now_s: float) -> None:
         if self._awaits_snapshot:
@@ -172,8 +177,8 @@ class NativeStream(Stream):
     def _awaits_snapshot(self) -> bool:
         return self._state in {State.SNAPSHOT, State.PAUSE}
 
-    def _take(self, incarnation: int, seq: int, payloads: Iterable[bytes], now_s: float, doubt: str) -> list[Action]:
-        self.incarnation, self._told, self._told_at = incarnation, doubt, seq
+    def _take(self, incarnation: int, seq: int, payloads: Iterable[bytes], now_s: float, doubt: Doubt) -> list[Action]:
+        self.incarnation, self._told, self._told_at, self._refuted = incarnation, doubt, seq, None
         self.stats.snapshots += 1
         self._state = State.FOLLOWING
         self._become_exact()
@@ -182,8 +187,8 @@ class NativeStream(Stream):
         self.next_seq = seq + 1
         self._recent.clear()
         self._held.release_to(seq)
-        actions: list[Action] = [Reset("snapshot"), *(Apply(-1, payload) for payload in payloads)]
-        return actions + self._drain(now_s)
+        begin: list[Action] = [Reset("snapshot"), *[Partial(doubt.reason)] * (doubt != SURE)]
+        return [*begin, *(Apply(-1, payload) for payload in payloads), *self._drain(now_s)]
 
     def _ask_snapshot(self, now_s: float) -> list[Action]:
         self._behind_since_s = None

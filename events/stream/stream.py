@@ -18,12 +18,22 @@ holds only what was stored after the loss, so that it claims too little and neve
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from events.cache.pool import Digest
 from events.stream.actions import Action, Apply, Gap, Partial, Replay, Reset
 from events.stream.held import HeldBatches, PayloadMemory
 from events.stream.states import IN_ORDER, Repair, Row, State, StreamConfig, StreamStats
+
+
+class Doubt(NamedTuple):
+    """Why the sender is not sure itself; empty: it is. `provable`: a full pool proves that nothing is missing."""
+
+    reason: str
+    provable: bool = False
+
+
+SURE = Doubt("")
 
 
 class Stream(ABC):
@@ -59,8 +69,11 @@ class Stream(ABC):
 
     @property
     def doubt(self) -> str | None:
-        if self.partial is not None:
-            return self.partial
+        return self.delay if self.partial is None else self.partial
+
+    @property
+    def delay(self) -> str | None:
+        """Why the end of the stream may be missing."""
         if self._offline:
             return "not connected"
         if self._state not in IN_ORDER:
@@ -153,10 +166,13 @@ class Stream(ABC):
         if seq >= self._partial_from:
             self._become_exact()
 
+    def filled(self, seq: int) -> None:
+        """Note that the known blocks fill the replica's pool: there are no others."""
+        self.cleared(seq)
+
     # ---- facts about native replicas
 
-    def status(self, incarnation: int, seq: int, digest: Digest, now_s: float, doubt: str = "") -> list[Action]:  # noqa: ARG002
-        """`doubt`: why the sender is not sure itself; empty: it is."""
+    def status(self, incarnation: int, seq: int, digest: Digest, now_s: float, doubt: Doubt = SURE) -> list[Action]:  # noqa: ARG002
         return []
 
     def matched(self) -> None:  # noqa: B027
@@ -170,7 +186,7 @@ class Stream(ABC):
         """Handle a part of a snapshot."""
 
     def snapshot(
-        self, incarnation: int, seq: int, payloads: Iterable[bytes], now_s: float, doubt: str = ""
+        self, incarnation: int, seq: int, payloads: Iterable[bytes], now_s: float, doubt: Doubt = SURE
     ) -> list[Action]:
         self._heard(now_s)
         return self.table[self._state].snapshot(self, incarnation, seq, payloads, now_s, doubt)

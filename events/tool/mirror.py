@@ -52,7 +52,7 @@ def mirror(
     and no tokens. The --model is part of every key: name it as the engine's /v1/models does.
 
     A mirror that came late or has lost events for good says so, and no router calls its predictions exact until the
-    engine restarts or clears its cache.
+    engine restarts or clears its cache, or, with vLLM, until its whole pool has turned over.
 
     \b
     Examples:
@@ -129,8 +129,9 @@ class Reflection(Stream):
             self.report(self.view.inexact)
 
     def report(self, doubt: str | None) -> None:
-        self.doubt = doubt or ""
-        self.publisher.report(Load(), self.doubt)
+        stream, resolver, self.doubt = self.view.stream, self.view.resolver, doubt or ""
+        is_lost = doubt == stream.partial and stream.delay is None
+        self.publisher.report(Load(), self.doubt, is_lost and resolver.doubtful.is_of_one_group(resolver.pools))
 
 
 def bare(event: BlockStored, keys: list[Hash], parent: int | None) -> BlockStored:

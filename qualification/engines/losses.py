@@ -140,9 +140,8 @@ EVENTS: dict[str, Callable[[Scene], None]] = {
     "kill -9": kill,
     "mirror": mirror_restart,
 }
-# A pool that is not seen to turn over leaves a router, or its mirror, partial until the cache starts anew.
+# A pool that is not seen to turn over leaves a router partial until the cache starts anew, as does its mirror.
 FOR_GOOD = {SGLang.kind: ("late join", "overflow")}
-FOR_GOOD_BEHIND_A_MIRROR = ("mirror",)
 HEADING = f"{'exact after':>12} {'requests':>9} {'claims':>7} {'differ':>7} {'late':>5} {'wrong':>6} {'lost':>6}"
 
 
@@ -176,7 +175,7 @@ class Measured(Struct):
 
 
 def for_good(name: str, running: Engine, mirror: Mirror | None) -> bool:
-    return name in (FOR_GOOD.get(running.kind, ()) if mirror is None else FOR_GOOD_BEHIND_A_MIRROR)
+    return running.kind in FOR_GOOD and name in (FOR_GOOD[running.kind] if mirror is None else ("mirror",))
 
 
 def measure(name: str, running: Engine, seed: int, mirror: Mirror | None = None) -> Measured:

@@ -106,8 +106,8 @@ BUGS = (
         "blocks-of-the-dead",
         "Blocks of a replica's last process stay in the index.",
         "events.stream.native_stream",
-        '[Reset("snapshot"), *(Apply',
-        "[*(Apply",
+        '[Reset("snapshot"), *[Partial',
+        "[*[Partial",
     ),
     Bug(
         "salt-lost-on-the-way",

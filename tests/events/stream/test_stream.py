@@ -4,11 +4,12 @@ from collections.abc import Iterable
 
 from events.cache.pool import Digest
 from events.cache.resolver import Resolver
+from events.messages import BlockStored, EventBatch, encode_batch
 from events.stream.actions import Action, Apply, Compare, Gap, Replay, Reset, Snapshot
 from events.stream.foreign_stream import ForeignStream
 from events.stream.native_stream import NativeStream
 from events.stream.states import StreamConfig
-from events.stream.stream import Stream
+from events.stream.stream import Doubt, Stream
 from events.view import CacheView
 
 NOTHING = Digest(0, 0)
@@ -202,7 +203,7 @@ def test_a_digest_is_compared_only_at_its_own_sequence_number() -> None:
 
 def test_a_doubt_of_the_sender_counts_at_once_and_ends_with_what_it_was_told_of() -> None:
     stream = native_at(3)
-    stream.status(7, 3, NOTHING, 1.0, "lost")
+    stream.status(7, 3, NOTHING, 1.0, Doubt("lost"))
     assert stream.doubt == "lost"
     stream.status(7, 2, NOTHING, 1.1)  # from before
     stream.status(7, 4, NOTHING, 1.1)  # what makes it sure has not come yet
@@ -212,11 +213,32 @@ def test_a_doubt_of_the_sender_counts_at_once_and_ends_with_what_it_was_told_of(
     assert stream.exact
     stream.live(6, payload(6), 1.4)
     stream.replayed(6, payload(6), 1.4)
-    stream.snapshot(7, 6, [], 1.5, "lost again")
+    stream.snapshot(7, 6, [], 1.5, Doubt("lost again"))
     stream.status(7, 4, NOTHING, 1.6)
     assert stream.doubt == "lost again" and stream.settled
     stream.status(7, 6, NOTHING, 1.7)
     assert stream.exact
+
+
+def test_a_full_pool_refutes_a_doubt_of_the_sender_but_no_other_one() -> None:
+    view = CacheView("r", NativeStream(), Resolver(native=True))
+    view.resolver.capacity.limit(3, 2)
+    stream, lost = view.stream, Doubt("lost", provable=True)
+    batches = [encode_batch(EventBatch(0.0, [BlockStored([key], 1, [], 1, None, "GPU", None)])) for key in (10, 11)]
+    view.perform(stream.connected(0.0))
+    view.perform(stream.snapshot(7, 0, batches[:1], 0.0, lost))
+    view.resolver.capacity.limit(3, 2)
+    assert str(view.inexact) == "lost"
+    view.perform(stream.live(1, batches[1], 0.1))
+    assert view.inexact is None
+    for doubt in (Doubt("not connected"), Doubt("lost more", provable=True)):
+        view.perform(stream.status(7, 1, Digest(2, 10 ^ 11), 0.2, doubt))
+        assert str(view.inexact) == doubt.reason
+        view.perform(stream.status(7, 1, Digest(2, 10 ^ 11), 0.3, lost))
+        assert view.inexact is None
+    view.perform(stream.status(8, 1, NOTHING, 0.4, lost))
+    view.perform(stream.snapshot(8, 1, batches[:1], 0.5, lost))
+    assert view.inexact == "lost", "another incarnation is not believed for what this one held"
 
 
 def test_a_digest_that_differs_leads_to_a_snapshot_but_not_to_a_storm() -> None:
