@@ -45,7 +45,6 @@ class Walk(NamedTuple):
 UP = Serves("Ctrl-C ends everything")
 REPLICA = Serves("ready on http")
 ROUTER = Serves("router on http")
-RECORDER = Serves("")
 EVERYWHERE: dict[str, How] = {
     "make up": UP,
     "warmroute up": UP,
@@ -160,13 +159,6 @@ WALKS = {
     ),
     "docs/kv-events-spec.md": Walk({"warmroute events conform": IDLE}),
     "docs/simulate.md": Walk({}, (Scene("", ("python -m tests.docs.traces conversations conversation.jsonl",)),)),
-    "docs/incident.md": Walk(
-        {"warmroute events record": RECORDER, "warmroute simulate": Ends((0, 1))},
-        (
-            Scene("", (simulated("10.0.0.1", 8000), simulated("10.0.0.2", 8000))),
-            Scene("warmroute simulate", (asked(20), "end warmroute events record")),
-        ),
-    ),
 }
 
 ELSEWHERE = {
@@ -179,6 +171,7 @@ ELSEWHERE = {
     "docs/images.md": "needs a container engine; qualification/images builds, starts and asks the images",
     "docs/install.md": "installs gigabytes; qualification/images does it for its images",
     "docs/kubernetes.md": "needs a cluster; tests/k8s/test_walk.py compares every line with kubectl and the manifests",
+    "docs/kubernetes-checked.md": "needs a cluster; tests/k8s/test_validation.py runs its script",
     "docs/library.md": "wants two replicas; tests/docs/test_library.py runs the program with two",
     "docs/model-names.md": "its models are only names; tests/router/proxy/test_rewriting.py serves such ones",
     "docs/ray.md": "needs several machines; tests/chaos/test_fleet_nodes.py starts such a cluster",
