@@ -207,10 +207,10 @@ class BlockPool:
 
     # ---- name and forget
 
-    def store(self, chain: Chain, blocks: Sequence[int], stop: int) -> None:
+    def store(self, chain: Chain, blocks: Sequence[int], stop: int, *, lasting: bool = True) -> None:
         """Name the chain's blocks up to `stop`, now that they are filled; `blocks` are the chain's from its start.
 
-        It ends before a block whose key another content has.
+        It ends before a block whose key another content has. `lasting`: a disk is to have them, too.
         """
         start = chain.named
         if stop <= start or chain.identity is None or not self.caching:
@@ -248,7 +248,7 @@ class BlockPool:
         if self.lower is not None:
             line = np.array(blocks[max(0, start - 1) : end], np.intp)
             contents.followed(line[:-1], contents.many_identities[line[1:]])
-            if self.lower.disk is not None:  # a crash would take what only the pool has
+            if self.lower.disk is not None and lasting:  # a crash would take what only the pool has
                 slots = np.array(blocks[start:end], np.intp)[~np.isin(range(start, end), copies)]
                 self.lower.save_early(slots, names.many_keys[slots])
 

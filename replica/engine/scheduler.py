@@ -293,7 +293,7 @@ class Scheduler:
             request.computed = start + count
             filled = request.computed // size
             if filled > request.chain.named:
-                self.pool.store(request.chain, request.blocks, filled)
+                self.pool.store(request.chain, request.blocks, filled, lasting=not request.is_cold)
             if start < request.prompt_tokens:
                 self.computed_prompt_tokens += min(count, request.prompt_tokens - start)
                 if request.computed >= request.prompt_tokens:  # others may have the same prompt, and this one goes on

@@ -8,7 +8,7 @@ from replica.cache.lower import LowerTiers
 from replica.cache.moves import Write, Written
 from replica.cache.tier import Tier
 from replica.disk.record import Record, Recovered, Recovery
-from tests.replica.engines import SIZE, chain, serve
+from tests.replica.engines import SIZE, admit, chain, serve
 
 
 def tiered(num_blocks: int, host_slots: int, disk_slots: int = 0) -> tuple[BlockPool, LowerTiers]:
@@ -67,6 +67,15 @@ def test_the_end_of_a_prompt_leaves_host_and_disk_before_its_head_also_once_it_i
     lower.host.take(15)
     disk.take(3)
     assert lower.host.resident() == disk.resident() == {own.keys[0]}
+
+
+def test_what_will_not_come_again_goes_to_no_lower_medium() -> None:
+    pool, lower = tiered(num_blocks=2, host_slots=8, disk_slots=4)
+    blocks = admit(pool, own := prompt(0, 2))
+    pool.store(own, blocks, 2, lasting=False)
+    pool.release(blocks, 0)
+    evict(pool, 2)
+    assert not lower.take_saves() and not lower.host.resident()
 
 
 def test_a_slot_of_the_disk_is_not_erased_once_something_else_is_written_there() -> None:
