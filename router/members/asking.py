@@ -169,8 +169,8 @@ class Asking:
 
     async def told(self, model: ServedModel, prompt: Prompt, api: str, body: bytes) -> list[bytes] | str:
         """The token ids of each of its prompts, or the reason why they are not known."""
-        tokens, now_s = model.tokens, self._now_s()
-        assert tokens.shapes is not None, "its engine tells tokens"
+        tokens, shapes, now_s = model.tokens, model.tokens.shapes, self._now_s()
+        assert shapes is not None, "its engine tells tokens"
         if len(body) > MAX_BODY_BYTES or prompt.read_apart:
             return "large"
         if MEDIA.search(body):
@@ -179,39 +179,43 @@ class Asking:
             asked = Conversation.read(api, body, prompt.salt)
         except UNREADABLE:
             return "refused"
+        able = [one for one in model.members if one.profile.question and one.candidate.unavailable is None]
+        odd = partial(tokens.odd, prompt)
+
+        def may_ask(shape: str) -> bool:
+            return any(shapes.may_ask(shape, one.server.process, odd, now_s) for one in able)
+
+        if prompt.shape is not None and may_ask(prompt.shape):
+            return "differs"  # until it is compared again, beside the traffic
         # The engine has to store the blocks of such tokens before they are called exact.
-        prompt.shape = f"{api} as told: {' '.join(sorted(asked.fields))[:200]}"
-        odd, may_ask = partial(tokens.odd, prompt), tokens.shapes.may_ask
-        if tokens.shapes.why_not(prompt.shape, odd) == DIFFERS:
-            if not any(may_ask(prompt.shape, one.server.process, odd, now_s) for one in model.members):
+        shape, key = f"{api} as told: {' '.join(sorted(asked.fields))[:200]}", asked.keys[-1]
+        if shapes.why_not(shape, odd) == DIFFERS:
+            if not may_ask(shape):
                 return "differs"
             self._forget()
-        if (known := self._recalled(asked.keys[-1])) is not None:
-            return known
-        task, member = self._under_way.get(asked.keys[-1]), None
-        if task is None:
-            able = [
-                (self._at[one.server.name], one.candidate.all_in_flight, one.name, one)
-                for one in model.members
-                if one.profile.question is not None
-                and one.candidate.unavailable is None
-                and self._at[one.server.name] < MAX_AT_ONCE
-                and not self._rests(one, LATE)
-            ]
-            if not able:
-                return "busy"
-            member = min(able)[-1]
-            task = self._begin(member, asked.keys[-1], self._learn(member, asked))
-        await asyncio.wait((task,), timeout=WAIT_S)
-        if not task.done():
-            if member is not None:
-                self._let_rest(member, LATE, BUSY_S)
-            return "late"
-        return task.result() or "refused"
+        told = self._recalled(key)
+        if told is None:
+            task, member = self._under_way.get(key), None
+            if task is None:
+                at = self._at
+                free = [one for one in able if at[one.server.name] < MAX_AT_ONCE and not self._rests(one, LATE)]
+                if not free:
+                    return "busy"
+                member = min(free, key=lambda one: (at[one.server.name], one.candidate.all_in_flight))
+                task = self._begin(member, key, self._learn(member, asked))
+            await asyncio.wait((task,), timeout=WAIT_S)
+            if not task.done():
+                if member is not None:
+                    self._let_rest(member, LATE, BUSY_S)
+                return "late"
+            told = task.result()
+        if told:
+            prompt.shape = shape
+        return told or "refused"
 
     def _begin(self, member: Member, key: bytes, work: Coroutine[Any, Any, list[bytes]]) -> "asyncio.Task[list[bytes]]":
         def is_over(_: object) -> None:
-            del self._under_way[key]
+            self._under_way.pop(key, None)
             self._at[member.server.name] -= 1
 
         task = self._under_way[key] = asyncio.get_running_loop().create_task(work)

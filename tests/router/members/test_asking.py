@@ -21,6 +21,7 @@ from router.members.asking import AGREEMENTS, COMPARE_EVERY, MAX_AT_ONCE, Asking
 from router.members.broken import Broken
 from router.members.fetch import Fetched
 from router.prompts.prompt import Prompt, read_peek
+from router.prompts.shapes import RETRY_S, Difference
 from router.prompts.tokens import Tokens
 from tests.router.families import prompts
 from tests.router.loopback import until
@@ -86,7 +87,7 @@ class World:
         prompt = self.tokens.draft(api, body, read_peek(body), salt=salt).finish()
         assert self.asking.wants(self.tokens, prompt)
         await self.asking.tell(self.model, prompt, api, body)
-        assert not self.asking.wants(self.tokens, prompt)
+        assert not self.asking.wants(self.tokens, prompt) and prompt.exact is ("as told" in str(prompt.shape))
         if prompt.exact and is_equal:
             assert prompt.packed == [pack_tokens(one) for one in self.engine.ids(api, body)]
         return prompt
@@ -204,6 +205,25 @@ async def test_other_apis_and_several_prompts_are_told_where_they_are_rendered(w
     ).exact
     several = await world.tell(prompt=["a b", "c"])
     assert len(several.packed) == 2 and several.all_tokens == sum(map(len, several.packed)) // 4
+
+
+async def test_of_a_model_with_a_tokenizer_what_differs_or_is_not_followed_is_asked_about(world: World) -> None:
+    world.tokens = world.model.tokens = Tokens("m", world.engine.made_by, strict=False, engine="vllm")
+    assert world.tokens.shapes is not None
+    world.engine.made_by = Prompts(world.engine.made_by.tokenizer, PLAIN)  # not that of the router
+    for member in world.model.members:
+        found = Difference(member.name, 0, "", "")
+        world.tokens.shapes.differed("chat; first>user, user>last", member.server.process, frozenset, found, 0.0)
+    assert (await world.tell(messages=[USER])).exact
+    world.now_s = RETRY_S
+    assert not (await world.tell(messages=[USER])).exact, "it is compared again"
+    for fields, is_asked in (
+        ({"chat_template": "x"}, True),
+        ({"documents": []}, False),
+    ):  # the second is verified beside
+        body = json.dumps({"model": "m", "messages": [USER]} | fields).encode()
+        prompt = world.tokens.draft("chat", body, read_peek(body)).finish()
+        assert not prompt.exact and world.asking.wants(world.tokens, prompt) is is_asked
 
 
 async def test_what_is_large_or_has_images_is_not_asked_about(world: World) -> None:
