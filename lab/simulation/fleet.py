@@ -7,11 +7,10 @@ from math import floor
 from msgspec.structs import replace
 
 from events.messages import KnownEvent
-from lab.replay import Agenda
 from lab.simulation.arena.router import ArenaRouter
 from lab.simulation.arena.rules import RULES
 from lab.simulation.job import MODEL, Job, jobs_of
-from lab.simulation.replica import SimulatedReplica
+from lab.simulation.replica import Agenda, SimulatedReplica
 from lab.simulation.router import SimulatedRouter
 from lab.simulation.settings import Settings
 from lab.trace.requests import Trace, rest_of_gap_s
@@ -133,7 +132,7 @@ class SimulatedFleet:
 
     def _report(self, number: int) -> None:
         load = self._replicas[number].load()
-        self._router.replicas[number].load.reported(load, self._agenda.now_s)
+        self._router.loads[number].reported(load, self._agenda.now_s)
         self._reports[number] = False
         if load.queued_prefill_tokens:
             self._report_soon(number)

@@ -4,18 +4,41 @@ A request's prefill takes its uncached tokens divided by the replica's rate, and
 takes output tokens divided by the decode rate, and only holds blocks. Generated tokens are not cached.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from heapq import heappop, heappush
+from itertools import count
 from typing import NamedTuple, Protocol
 
 from events.messages import KnownEvent
 from events.native import Load
-from lab.replay import Agenda
 from lab.simulation.job import MODEL, Job
 from lab.simulation.settings import Settings
 from replica.cache.block_pool import BlockPool
 from replica.cache.chain import Chain
+
+
+class Agenda:
+    """A queue of events by time; those of the same time happen in order of entry."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = count()
+
+    def at(self, time_s: float, happens: Callable[[], None]) -> None:
+        heappush(self._events, (max(time_s, self.now_s), next(self._numbers), happens))
+
+    def after(self, delay_s: float, happens: Callable[[], None]) -> None:
+        self.at(self.now_s + delay_s, happens)
+
+    def step(self) -> bool:
+        """Let the next event happen; return False if there is none."""
+        if not self._events:
+            return False
+        self.now_s, _, happens = heappop(self._events)
+        happens()
+        return True
 
 
 class Observer(Protocol):

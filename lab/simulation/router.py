@@ -4,26 +4,36 @@ from collections.abc import Iterator, Sequence
 
 from events.cache.resolver import Resolver
 from events.messages import KnownEvent
-from lab.replay import ReplayState, ReplicaReplay
 from lab.simulation.job import MODEL, Job
-from lab.simulation.settings import Settings
-from router.placement.cost import Tenant
+from lab.simulation.settings import CONFIG, Settings
+from router.placement.cost import Candidate, Question, Tenant
+from router.placement.decision import Decision
 from router.placement.index import APPROXIMATE, APPROXIMATE_TOKENS
+from router.placement.load import Placed
+from router.placement.placement import Placement
+from router.placement.policy import Ring
 from router.placement.waiting import STEP_S, Waiting
 
 
-class SimulatedRouter(ReplayState):
+class SimulatedRouter:
     def __init__(self, policy: str, settings: Settings, block_tokens: int, *, seed: int) -> None:
         guesses = APPROXIMATE_TOKENS // block_tokens
         holds = settings.closed_loop and settings.working_set and settings.events
-        super().__init__(
-            policy, approximate_blocks=guesses, optimistic=settings.optimistic, working_sets=holds, seed=seed
+        self.placement = Placement(
+            policy,
+            first_token_timeout_s=CONFIG.first_token_timeout_s,
+            approximate_blocks=guesses,
+            optimistic=settings.optimistic,
+            working_sets=holds,
+            seed=seed,
         )
+        self.placed: dict[int, Placed] = {}  # requests at replicas
         self.waiting: Waiting[Job] = Waiting(settings.queue_size)
         cache = {"block_size": block_tokens, "total_blocks": settings.capacity_blocks(block_tokens)}
         names = [f"replica-{number}" for number in range(settings.replicas)]
-        self.replicas = [ReplicaReplay(self.placement, name, limit=settings.replica_limit, **cache) for name in names]
-        self.candidates = [replica.candidate for replica in self.replicas]
+        self.loads = [self.placement.add(name, limit=settings.replica_limit, **cache) for name in names]
+        self.candidates = [load.candidate for load in self.loads]
+        self._ring = Ring(tuple(names)) if policy == "session" else None
         self._settings = settings
         self._block_size = block_tokens if settings.events else APPROXIMATE
         self._slots = {self._block_size: sum(1 << candidate.slot for candidate in self.candidates)}
@@ -57,11 +67,22 @@ class SimulatedRouter(ReplayState):
             return False
         ranked = self._settings.ranked
         job.replica = self.candidates.index(decision.chosen)
-        load = self.replicas[job.replica].load
+        load = self.loads[job.replica]
         placed = self.placement.sent(decision, load, job.prompt, self._block_size, now_s, ranked=ranked)
         self.placed[job.number] = placed
         job.rank = now_s + (decision.priority_s(now_s) if ranked else 0.0)
         return True
+
+    def decide(self, question: Question, candidates: Sequence[Candidate]) -> Decision:
+        return self.placement.decide(question, candidates, self._ring)
+
+    def begun(self, number: int, now_s: float) -> None:
+        if (placed := self.placed.get(number)) is not None:
+            self.placement.begun(placed, now_s)
+
+    def ended(self, number: int, now_s: float) -> None:
+        if (placed := self.placed.pop(number, None)) is not None:
+            self.placement.ended(placed, now_s)
 
     def wait(self, job: Job, now_s: float) -> Job | None:
         """Queue the job until there is room; return the job refused because the queue is full, if any."""

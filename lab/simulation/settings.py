@@ -2,9 +2,10 @@
 
 from msgspec import Struct
 
-from lab.replay import CONFIG
 from lab.trace.requests import Trace
+from router.config import RouterConfig
 
+CONFIG = RouterConfig()
 DEFAULT_CAPACITY_TOKENS = 427_232  # 26,702 blocks of 16: an 8B model on 80 GB
 
 

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import Any
 
 from events.native import Load
 from lab.simulation.arena.rules import RULES, Asked, Seen
@@ -43,7 +42,7 @@ class ArenaRouter(SimulatedRouter):
             self._sessions[job.request.session] = job.replica
         return True
 
-    def decide(self, question: Question, candidates: Sequence[Candidate], **_: Any) -> Decision:
+    def decide(self, question: Question, candidates: Sequence[Candidate]) -> Decision:
         decision = super().decide(question, candidates)
         if decision.chosen is None:
             return decision
