@@ -35,6 +35,16 @@ class Load(Struct, frozen=True, omit_defaults=True):
     answer_delay_s: Rate = 0.0  # one more running answer delays another one by this, in all its length
 
 
+class Doubt(Struct, frozen=True, omit_defaults=True):
+    """Why a mirror is not sure of what it holds; empty: it is sure."""
+
+    reason: str = ""
+    provable: bool = False  # a reader need not share it once the known blocks fill the engine's pool
+
+
+SURE = Doubt()
+
+
 class Status(Struct, frozen=True):
     """Heartbeat, load, and proof: the digest is true at sequence number `seq` (-1: nothing sent yet)."""
 
@@ -44,8 +54,7 @@ class Status(Struct, frozen=True):
     digest_blocks: int
     digest_xor: int
     load: Load
-    doubt: str = ""  # why a mirror is not sure of what it holds; empty: it is sure
-    provable: bool = False  # a reader need not share the doubt once the known blocks fill the engine's pool
+    doubt: Doubt = SURE
 
 
 class SnapshotHeader(Struct, frozen=True):
@@ -54,8 +63,7 @@ class SnapshotHeader(Struct, frozen=True):
     ts: float
     batches: Annotated[int, Meta(ge=0, le=MAX_SNAPSHOT_BATCHES)]
     model: str = ""  # the name that is part of the block keys
-    doubt: str = ""  # as in `Status`, and so is the next
-    provable: bool = False
+    doubt: Doubt = SURE
 
 
 encode_native: Callable[[Status | SnapshotHeader], bytes] = msgspec.msgpack.Encoder().encode

@@ -25,7 +25,7 @@ from msgspec import Struct
 
 from events.messages import END_SEQ, AllBlocksCleared, EventBatch, KnownEvent, encode_batch
 from events.mirror import Mirror
-from events.native import Load, SnapshotHeader, Status, encode_native
+from events.native import SURE, Doubt, Load, SnapshotHeader, Status, encode_native
 from events.sockets.curve import CurveKeys
 from events.sockets.peers import INSPECT_S, BoundSocket, PublisherStats
 from events.sockets.transfers import WAITING_MESSAGES, Message, Transfers
@@ -81,13 +81,12 @@ class PublisherConfig(Struct, frozen=True):
     replay_batches: int = 10_000
     replay_bytes: int = 16 * 2**20  # the size of payloads; each takes twice its bytes, in Python and in ZeroMQ
     curve: CurveKeys | None = None
-    doubt: str = ""  # until the first report
+    doubt: Doubt = SURE  # until the first report
 
 
 class Report(NamedTuple):
     load: Load
-    doubt: str = ""
-    provable: bool = False
+    doubt: Doubt
 
 
 Item: TypeAlias = tuple[float, Sequence[KnownEvent]] | Report | None  # a batch with its time, a report, or the end
@@ -109,7 +108,7 @@ class Publisher:
         self.stats = PublisherStats()
         self.failed: BaseException | None = None  # the error that has ended the thread; nothing is published any more
         self.seq = -1
-        self._report = Report(Load(), self.config.doubt)  # the last one
+        self._doubt = self.config.doubt
         self._topic = self.config.topic.encode()
         self._mirror = Mirror() if self.config.status or self.config.snapshot else None
         self._buffer = ReplayBuffer(self.config.replay_batches, self.config.replay_bytes)
@@ -151,13 +150,13 @@ class Publisher:
         if events:
             self._put((time.time(), events))
 
-    def report(self, load: Load, doubt: str = "", provable: bool = False) -> None:
+    def report(self, load: Load, doubt: Doubt = SURE) -> None:
         """Send a status that holds after everything published before it.
 
         `doubt` holds for snapshots too, until the next report. A cache that is cleared in doubt leaves a hole in the
         numbers of batches: a reader has to take a snapshot, which is labelled, and cannot believe the empty cache.
         """
-        self._put(Report(load, doubt, provable))
+        self._put(Report(load, doubt))
 
     def close(self) -> None:
         """Send queued batches, then close the sockets."""
@@ -212,10 +211,9 @@ class Publisher:
                     if not isinstance(item, Report):
                         self._send_batch(*item)
                         continue
-                    self._report = item
+                    self._doubt = item.doubt
                     if self._status is not None and self._mirror is not None:
-                        at = self.incarnation, self.seq, time.time(), *self._mirror.digest()
-                        status = Status(*at, item.load, item.doubt, item.provable)
+                        status = Status(self.incarnation, self.seq, time.time(), *self._mirror.digest(), *item)
                         self._status.socket.send_multipart((self._topic, encode_native(status)))
         except Exception as error:  # the thread ends here: nobody further up could see it
             self.failed = error
@@ -256,7 +254,7 @@ class Publisher:
             batch.events = [event for event in events if self._encodes(event)]
             payload = self._mirrored(batch)
         # Only now is a number taken: a batch that cannot be encoded leaves no hole that nobody can fill.
-        self.seq += 1 + bool(self._report.doubt and batch.events[:1] == [AllBlocksCleared()])
+        self.seq += 1 + bool(self._doubt.reason and batch.events[:1] == [AllBlocksCleared()])
         shared = zmq.Frame(payload, copy=True)
         self._buffer.append(self.seq, shared)
         socket = self._events.socket
@@ -294,7 +292,7 @@ class Publisher:
         assert self._mirror is not None
         now = time.time()
         batches = self._mirror.snapshot(now)
-        header = SnapshotHeader(self.incarnation, self.seq, now, len(batches), self.config.model, *self._report[1:])
+        header = SnapshotHeader(self.incarnation, self.seq, now, len(batches), self.config.model, self._doubt)
         return [(zmq.Frame(payload, copy=True),) for payload in (encode_native(header), *batches)]
 
     # ---- sockets

@@ -13,7 +13,7 @@ from events.native import SnapshotHeader, Status, decode_snapshot_header, decode
 from events.stream.actions import Action, Apply, Compare, Partial, Replay, Reset, Snapshot
 from events.stream.foreign_stream import ForeignStream
 from events.stream.native_stream import OVERSIZED
-from events.stream.stream import Doubt, Stream
+from events.stream.stream import Stream
 
 log = logging.getLogger(__name__)
 
@@ -110,10 +110,10 @@ class CacheView:
             status = decode_status(frames[-1])
         except ValueError:
             return self._ignored("status", frames, now_s)
-        digest, doubt = Digest(status.digest_blocks, status.digest_xor), Doubt(status.doubt, status.provable)
+        digest = Digest(status.digest_blocks, status.digest_xor)
         requests: list[Request] = []
         if not self.busy:  # within a batch no digest is true
-            requests = self.perform(self.stream.status(status.incarnation, status.seq, digest, now_s, doubt))
+            requests = self.perform(self.stream.status(status.incarnation, status.seq, digest, now_s, status.doubt))
         if self.on_status is not None:
             self.on_status(status)
         return requests
@@ -143,11 +143,11 @@ class CacheView:
         if len(payloads) < header.batches:
             return []
         self.asked("snapshot")
-        naming, doubt = self.resolver.naming, Doubt(header.doubt, header.provable)
+        naming = self.resolver.naming
         naming.named_by = header.model
         if not self._model_given:
             naming.model = header.model
-        return self.perform(self.stream.snapshot(header.incarnation, header.seq, payloads, now_s, doubt))
+        return self.perform(self.stream.snapshot(header.incarnation, header.seq, payloads, now_s, header.doubt))
 
     def _ignored(self, socket: str, frames: Frames, now_s: float) -> list[Request]:
         self._strange += 1

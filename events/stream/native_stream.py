@@ -3,9 +3,10 @@
 from collections.abc import Iterable
 
 from events.cache.pool import Digest
+from events.native import SURE, Doubt
 from events.stream.actions import Action, Apply, Compare, Partial, Reset, Snapshot
 from events.stream.states import Repair, Row, State, StreamConfig
-from events.stream.stream import SURE, Doubt, Stream
+from events.stream.stream import Stream
 
 OVERSIZED = "the replica's snapshot is too long to be read"
 MAX_OVERSIZED = 2  # after two in a row, the next one would be as long

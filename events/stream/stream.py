@@ -18,22 +18,13 @@ holds only what was stored after the loss, so that it claims too little and neve
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from events.cache.pool import Digest
+from events.native import SURE, Doubt
 from events.stream.actions import Action, Apply, Gap, Partial, Replay, Reset
 from events.stream.held import HeldBatches, PayloadMemory
 from events.stream.states import IN_ORDER, Repair, Row, State, StreamConfig, StreamStats
-
-
-class Doubt(NamedTuple):
-    """Why the sender is not sure itself; empty: it is. `provable`: a full pool proves that nothing is missing."""
-
-    reason: str
-    provable: bool = False
-
-
-SURE = Doubt("")
 
 
 class Stream(ABC):

@@ -18,7 +18,7 @@ from events.cache.changes import Change, Cleared, Removed, Stored
 from events.cache.extras import has_pairs, lookahead_of
 from events.cache.groups import MAX_KNOWN, Said, said_of
 from events.messages import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, Frames, Hash, KnownEvent
-from events.native import Load
+from events.native import Doubt, Load
 from events.publisher import Publisher, PublisherConfig, offset_port
 from events.sockets.curve import load_curve
 from events.source import Source
@@ -71,7 +71,7 @@ def mirror(
         keys = None if secret is None else load_curve(secret, clients)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    config = PublisherConfig(model=stream.model, curve=keys, doubt=NOT_YET)
+    config = PublisherConfig(model=stream.model, curve=keys, doubt=Doubt(NOT_YET))
     reflections: list[Reflection] = []
     with ExitStack() as stack:
         for rank in range(ranks):
@@ -131,7 +131,8 @@ class Reflection(Stream):
     def report(self, doubt: str | None) -> None:
         stream, resolver, self.doubt = self.view.stream, self.view.resolver, doubt or ""
         is_lost = doubt == stream.partial and stream.delay is None
-        self.publisher.report(Load(), self.doubt, is_lost and resolver.doubtful.is_of_one_group(resolver.pools))
+        provable = is_lost and resolver.doubtful.is_of_one_group(resolver.pools)
+        self.publisher.report(Load(), Doubt(self.doubt, provable))
 
 
 def bare(event: BlockStored, keys: list[Hash], parent: int | None) -> BlockStored:

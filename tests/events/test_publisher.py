@@ -23,7 +23,7 @@ from events.messages import (
     encode_batch,
 )
 from events.mirror import Mirror
-from events.native import SNAPSHOT_REQUEST, Load, decode_snapshot_header, decode_status
+from events.native import SNAPSHOT_REQUEST, Doubt, Load, decode_snapshot_header, decode_status
 from events.publisher import Publisher, PublisherConfig, offset_port
 from events.sockets.curve import MAX_BYTES, CurveClient, load_curve, load_curve_client, secure_client, write_keys
 from tests.events.processes import wait_until
@@ -162,14 +162,14 @@ def snapshot(socket: "zmq.Socket[bytes]") -> tuple[Any, Resolver]:
 
 
 def test_a_cache_cleared_in_doubt_leaves_a_hole_so_that_no_reader_believes_the_empty_one(connect: Connect) -> None:
-    with Publisher(config(doubt="not yet")) as publisher:
+    with Publisher(config(doubt=Doubt("not yet"))) as publisher:
         replay = connect(zmq.DEALER, publisher.endpoints.replay)
         snapshot = connect(zmq.DEALER, publisher.endpoints.snapshot)
         told = []
         for batches, doubt in ((2, ""), (4, "lost")):
             snapshot.send_multipart([b"", SNAPSHOT_REQUEST])
-            told.append(decode_snapshot_header(snapshot.recv_multipart()[1]).doubt)
-            publisher.report(Load(), doubt)
+            told.append(decode_snapshot_header(snapshot.recv_multipart()[1]).doubt.reason)
+            publisher.report(Load(), Doubt(doubt))
             publisher.publish([AllBlocksCleared()])
             publisher.publish([stored(1, 2, 3, 4)])
             wait_until(lambda n=batches: publisher.stats.batches == n)  # type: ignore[misc]

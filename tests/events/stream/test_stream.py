@@ -5,11 +5,12 @@ from collections.abc import Iterable
 from events.cache.pool import Digest
 from events.cache.resolver import Resolver
 from events.messages import BlockStored, EventBatch, encode_batch
+from events.native import Doubt
 from events.stream.actions import Action, Apply, Compare, Gap, Replay, Reset, Snapshot
 from events.stream.foreign_stream import ForeignStream
 from events.stream.native_stream import NativeStream
 from events.stream.states import StreamConfig
-from events.stream.stream import Doubt, Stream
+from events.stream.stream import Stream
 from events.view import CacheView
 
 NOTHING = Digest(0, 0)
