@@ -70,7 +70,7 @@ OF_ANSWERS = frozenset(
     )
 )
 MEDIA = re.compile(rb'"type"\s*:\s*"(?:input_)?(?:image|audio|video|file|document)')
-THOUGHTS = re.compile(rb'"(?:reasoning|thinking|redacted)')  # templates leave out old ones
+THOUGHTS = re.compile(rb'"(?:reasoning|thinking|redacted)|think>|THINK\]')  # templates leave out old ones
 
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_items = msgspec.json.Decoder(list[dict[str, Raw]]).decode

@@ -131,10 +131,12 @@ async def test_where_new_messages_change_old_ones_all_is_asked_about(world: Worl
     assert all(cost["whole"] == 1 for cost in costs) and costs[-1]["new"] == 0
 
 
-async def test_conversations_with_thoughts_are_a_kind_of_their_own(world: World) -> None:
+@pytest.mark.parametrize("thought", [THOUGHT, {"role": "assistant", "content": "<think>It is autumn.</think>Rain."}])
+async def test_conversations_with_thoughts_are_a_kind_of_their_own(world: World, thought: dict[str, Any]) -> None:
     world.engine.made_by = Prompts(world.engine.made_by.tokenizer, FORGETS)
     assert (await world.talk(6))[-1]["whole"] == 0
-    assert (await world.talk(6, THOUGHT))[-1]["whole"] == 1
+    costs = await world.talk(6, thought)
+    assert costs[1]["whole"] == costs[2]["whole"] == 1
 
 
 async def test_what_has_become_wrong_is_noticed_and_forgotten(world: World) -> None:
