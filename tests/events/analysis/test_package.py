@@ -44,7 +44,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def conform(alone: Path, *arguments: str) -> tuple[int, dict[str, str], str]:
     """The status, what failed with its example, and all that was said."""
     environment = {"PYTHONPATH": str(alone), "PATH": os.environ["PATH"]}
-    command = [sys.executable, "-S", "-c", RUN, *arguments, "--for", "0.6", "--json"]
+    command = [sys.executable, "-S", "-c", RUN, *arguments, "--for", "1", "--json"]
     done = subprocess.run(command, cwd=alone, env=environment, capture_output=True, text=True, check=False)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     failed = {line["point"]: line["example"] for line in lines if line.get("state") == "fail"}
