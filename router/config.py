@@ -59,6 +59,7 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     queue_size: int = 1024
     queue_timeout_s: float = 30.0
     hold_sessions: bool = True  # new ones wait while the caches do not hold those that have begun
+    ask_engines: bool = True  # for the tokens of prompts that cannot be made here
     message_cache_bytes: int = 64 * MEGABYTE
     prefill_elsewhere: Mode = "auto"
     pass_kv_transfer_params: bool = False  # clients' own are passed on

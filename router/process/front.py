@@ -325,7 +325,7 @@ def upkeep_of(router: Router, tokenizers: Tokenizers, seed: int | None = None) -
     """The upkeep of the router's replicas."""
     parts = router.config, router.members, router.feeds, router.placement, router.admission
     learning = Learning(*parts, tokenizers, router.now_s)
-    router.verification, router.asking = learning.verification, learning.asking
+    router.verification, router.asking = learning.verification, learning.asking if router.config.ask_engines else None
     return Upkeep(learning, router, seed)
 
 

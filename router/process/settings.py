@@ -173,6 +173,7 @@ SETTINGS: dict[str, list[Setting]] = {
             click.BOOL,
             "Let new sessions wait in that queue while the caches do not hold the contexts of those that have begun.",
         ),
+        ask_engines=_key(click.BOOL, "Ask engines for the tokens of prompts that cannot be made here."),
         message_cache_mb=_key(
             FiniteRange(0, LARGEST),
             "Memory for the token ids of messages seen before, for each model.",

@@ -85,7 +85,7 @@ class FrontOnWires:
     """A router with in-memory wires for client and replicas."""
 
     def __init__(self, replicas: int = 2, shared: SharedLimits | None = None, **config_fields: Any) -> None:
-        config = RouterConfig(**config_fields)
+        config = RouterConfig(ask_engines=False, **config_fields)  # prompts are placed by their text
         keys = [WITH_KEY % key.name.encode() for key in config.keys] or [b""]
         self._heads = cycle([HEAD + line + b"\r\n" for line in keys])
         placement = Placement(config.policy, optimistic_ttl_s=30.0, first_token_timeout_s=300.0)
@@ -98,7 +98,6 @@ class FrontOnWires:
             Admission(config.keys, demand_key=bool(config.keys), shared=shared),
         )
         self.upkeep = upkeep_of(self.router, tokenizers)
-        self.router.asking = None  # its prompts are placed by their text
         specs = [parse_replica(f"url=http://127.0.0.1:{port},engine=vllm") for port in range(1, replicas + 1)]
         self.upkeep.apply({spec.name: spec for spec in specs})
         self.connections = [self._connect(member) for member in self.router.members]

@@ -60,6 +60,16 @@ async def test_prompts_are_placed_by_the_tokens_that_an_engine_tells() -> None:
         assert b'asked_prompts_total{outcome="told"} 3' in metrics
 
 
+async def test_nothing_is_asked_where_that_is_switched_off() -> None:
+    async with (
+        served(one := Rendering("r0"), ask_engines=False) as running,
+        connect(running.port) as client,
+    ):
+        assert (await client.post(CHAT, chat("x" * 100))).status == 200
+        assert not one.bodies and (await last(client))["why_inexact"] == "it has no tokenizer here"
+        assert running.router.members.model(MODEL).tokens.approximated == {"model": 1}
+
+
 async def test_a_client_does_not_wait_long_and_the_record_says_why_its_prompt_is_not_exact() -> None:
     async with served(one := Rendering("r0")) as running, connect(running.port) as client:
         one.silent = True
