@@ -54,6 +54,7 @@ WHY_NOT = {
     "large": "its body is too large to ask its engine for its tokens",
     "media": "its tokens are more than a text's",
     "differs": "the tokens that its engine told differed from those that it computed",
+    "mixed": "replicas of ours would compute tokens that were told, right or wrong",
     "busy": "no replica was free to tell its tokens",
     "late": f"no replica told its tokens within {WAIT_S:g} s",
     "refused": "its engine does not tell its tokens",
@@ -175,6 +176,8 @@ class Asking:
             return "large"
         if MEDIA.search(body):
             return "media"
+        if any(one.profile.takes_envelope for one in model.members):
+            return "mixed"
         try:
             asked = Conversation.read(api, body, prompt.salt)
         except UNREADABLE:

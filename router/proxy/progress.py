@@ -105,6 +105,7 @@ class Progress:
         """
         prompt, reader = self.facts.prompt, self.reader
         assert isinstance(prompt, Prompt), "a generation is read"
+        packed = [] if prompt.asked else prompt.packed  # what another engine has told is for the choice alone
         if not self.response_id:
             self.response_id = new_id()
             self._created = int(time.time())
@@ -118,7 +119,7 @@ class Progress:
             choices = max(prompt.choices, max(self._said) + 1)
             resumed = [b"".join(self._said.get(choice, ())) for choice in range(choices)]
         native = Native(
-            prompts=prompt.packed,
+            prompts=packed,
             resume_token_ids=resumed,
             response_id=self.response_id,
             created=self._created,
@@ -126,10 +127,10 @@ class Progress:
             priority=decision.priority_s(now_s),
             cache_salt=prompt.salt,
             retain=prompt.retain,
-            tells_use=len(prompt.packed) != 1 or prompt.choices > 1,
+            tells_use=len(packed) != 1 or prompt.choices > 1,
             is_cold=decision.question.is_cold,
         )
-        if len(prompt.packed) == 1:
+        if len(packed) == 1:
             native.kv_sources = [KvSource(one.endpoint, one.tokens) for one in decision.neighbours]
         return envelope(native)
 

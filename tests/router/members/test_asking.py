@@ -234,6 +234,12 @@ async def test_what_is_large_or_has_images_is_not_asked_about(world: World) -> N
     assert world.engine.asked == [] and world.asking.outcomes == {"large": 1, "media": 1}
 
 
+async def test_what_replicas_of_ours_would_compute_is_not_asked_for(world: World) -> None:
+    world.model.members.append(world.replica("ours"))
+    world.model.members[-1].profile = profile_of("warmroute")
+    assert "would compute" in str((await world.tell(messages=[USER])).why_not) and world.engine.asked == []
+
+
 @pytest.mark.parametrize("answer", [Broken("gone"), Fetched(400, [], b"{}"), Fetched(200, [], b"[{}]")])
 async def test_an_unusable_answer_leaves_the_text(world: World, answer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async def failing(*_: Any) -> Fetched:
