@@ -56,9 +56,9 @@ def mirror(
 
     \b
     Examples:
-      warmroute events mirror tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5558 --model qwen --bind tcp://*:5561
-      warmroute router --replica url=http://10.0.0.1:8000,events=tcp://10.0.0.1:5561,replay=tcp://10.0.0.1:5562,\\
-        status=tcp://10.0.0.1:5563,snapshot=tcp://10.0.0.1:5564
+      warmroute events mirror tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5558 --model qwen --bind tcp://*:7557
+      warmroute router --replica url=http://10.0.0.1:8000,events=tcp://10.0.0.1:7557,replay=tcp://10.0.0.1:7558,\\
+        status=tcp://10.0.0.1:7559,snapshot=tcp://10.0.0.1:7560
     """
     output, opened = Output(as_json), open_target(target, stream)
     [source, *_] = opened.sources

@@ -103,6 +103,7 @@ WALKS = {
         {
             "warmroute events replay": Serves("waiting for a subscriber"),
             "warmroute events conform": IDLE,
+            "warmroute events mirror": Serves("rank 0: nothing published yet"),
         },
         (Scene("", TWO),),
     ),
