@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import NoReturn
 
 import click
-from click.shell_completion import get_completion_class
 
 from fleet.output import mute_stdout
 
@@ -96,21 +95,6 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 @click.version_option(None, "--version", package_name="warmroute", message="%(prog)s %(version)s")
 def warmroute() -> None:
     """Serve a language model from many replicas, and send each request to the one whose cache is warm."""
-
-
-@warmroute.command()
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def completion(shell: str) -> None:
-    """Print the completion script of a shell.
-
-    \b
-    bash:  warmroute completion bash > ~/.local/share/bash-completion/completions/warmroute
-    zsh:   warmroute completion zsh > ~/.zfunc/_warmroute   (with ~/.zfunc in fpath)
-    fish:  warmroute completion fish > ~/.config/fish/completions/warmroute.fish
-    """
-    shell_completion = get_completion_class(shell)
-    assert shell_completion is not None, f"click knows no completion for {shell}"
-    click.echo(shell_completion(warmroute, {}, "warmroute", COMPLETE_VAR).source())
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

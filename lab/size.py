@@ -1,7 +1,6 @@
 """The KV cache that fits beside a model on a device, by the formula of `replica.model.sizing`.
 
-Well-known models are given as their makers' `config.json` gives them; memory as the makers of devices name it, in 10^9
-bytes.
+Well-known models are given as their makers' `config.json` gives them.
 """
 
 from pathlib import Path
@@ -12,23 +11,6 @@ from msgspec import Struct
 from api.process.settings import Unusable
 from replica.model.config import ModelConfig, read_config
 from replica.model.sizing import DTYPE_BYTES, GIGABYTE, blocks_in, kv_bytes_per_token, kv_memory, requests_in
-
-DEVICES_GB = {
-    "a10": 24,
-    "a100-40": 40,
-    "a100-80": 80,
-    "b200": 180,
-    "h100": 80,
-    "h200": 141,
-    "l4": 24,
-    "l40s": 48,
-    "mi300x": 192,
-    "rtx3090": 24,
-    "rtx4090": 24,
-    "rtx5090": 32,
-    "t4": 16,
-}
-
 
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
 LLAMA = {

@@ -16,7 +16,7 @@ OF = {
     "simulate": 34,
     "bench": 25,
     "shadow": 27,
-    "size": 17,
+    "size": 16,
     "up": 15,
 }
 

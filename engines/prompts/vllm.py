@@ -6,6 +6,7 @@ the field's name: its prompt is matched approximately.
 
 import time
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ from api.reading import read
 from engines.prompts import dates
 from engines.prompts.asked import Asked, Question, Text, chat_shape
 from engines.prompts.content_format import takes_parts
-from engines.prompts.vllm_apis import CHATS
+from engines.prompts.vllm_apis import CHATS, DISABLED
 from engines.prompts.vllm_tools import described_calls, described_tools
 
 VERSION = "0.33.0"
@@ -33,6 +34,7 @@ RESERVED = frozenset(
     )
 )
 SPOKEN = ("user", "assistant")
+EFFORTS = ("low", "medium", "high", "xhigh", "max")
 DROPPED = (None, "auto")  # values of a template's arguments that count as not given
 PART_FIELDS = frozenset(  # fields of its types; a template that takes parts sees all others
     (
@@ -126,6 +128,8 @@ class Vllm:
             return Asked(texts, asked.n or 1, special, shape)
         if (chat_of := CHATS.get(api)) is not None:
             made = chat_of(body)
+            if made.get("reasoning_effort") == DISABLED:
+                made["reasoning_effort"] = self._least_effort
             try:
                 fields = msgspec.convert(made, ChatFields)
             except msgspec.ValidationError as error:
@@ -171,7 +175,21 @@ class Vllm:
     # ---- the engine's own words
 
     def tokenized(self, api: str, body: bytes) -> Question | None:
-        return tokenized(api, body)
+        return tokenized(api, body, self._least_effort)
+
+    @cached_property
+    def _least_effort(self) -> str:
+        """The effort of a message without thinking: the engine tries what the template makes of each."""
+        none = self._with_effort("none")
+        return "low" if none is None or none in map(self._with_effort, EFFORTS) else "none"
+
+    def _with_effort(self, effort: str) -> Text | None:
+        arguments = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+        greeting = Conversation(messages=[{"role": "user", "content": "Hi"}], kwargs=arguments)
+        try:
+            return self._prompts.conversation_text(greeting)
+        except ApiError:
+            return None
 
     # ---- parts of a chat
 
@@ -236,7 +254,7 @@ class Vllm:
         return {name: value for name, value in given.items() if value not in DROPPED} if given else given
 
 
-def tokenized(api: str, body: bytes) -> Question | None:
+def tokenized(api: str, body: bytes, least_effort: str | None = None) -> Question | None:
     """The question for `POST /tokenize`, which does not see all fields."""
     fields = _decode(body)
     if (chat_of := CHATS.get(api)) is not None:
@@ -254,7 +272,8 @@ def tokenized(api: str, body: bytes) -> Question | None:
     unseen = api if api in CHATS else None  # how the engine makes a chat of it
     if asked.get("tools") and fields.get("tool_choice") == "none":
         unseen = "tool_choice"
-    if (effort := fields.get("reasoning_effort")) is not None:
+    effort = fields.get("reasoning_effort")
+    if (effort := least_effort if effort == DISABLED else effort) is not None:
         arguments = {"enable_thinking": effort != "none"} | arguments | {"reasoning_effort": effort}
         unseen = "reasoning_effort"
     if fields.get("documents") is not None:

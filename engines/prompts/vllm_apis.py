@@ -14,6 +14,8 @@ from api.errors import ApiError, invalid
 from api.prompts.billing import BILLING_HEADER
 from api.reading import read
 
+DISABLED = "disabled"  # in place of the effort without thinking, which depends on the template
+
 
 class _Shared(Struct, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
@@ -63,9 +65,8 @@ def of_messages(body: bytes) -> dict[str, Any]:
     output = asked.output_config or {}
     if output.get("format"):
         fields["response_format"] = {"type": "json_schema"}
-    if (asked.thinking or {}).get("type") == "disabled":  # the engine tries what the template makes of efforts
-        raise _refuse("thinking is disabled", "thinking")
-    if (effort := output.get("effort")) is not None:
+    effort = DISABLED if (asked.thinking or {}).get("type") == "disabled" else output.get("effort")
+    if effort is not None:
         fields["reasoning_effort"] = effort
     return fields
 

@@ -9,7 +9,6 @@ from api.process.options import option
 from api.process.settings import ABOVE_0, AT_LEAST_0, FiniteRange, Unusable
 from lab.commands.common import check_options
 from lab.size import (
-    DEVICES_GB,
     DoesNotFit,
     Format,
     Room,
@@ -29,8 +28,7 @@ EXCLUDES = [("utilization", "kv_gb"), ("workspace_gb", "kv_gb")]
 
 @click.command()
 @click.argument("model")
-@option("--device", "NAME", f"{', '.join(DEVICES_GB)}.", type=click.Choice(list(DEVICES_GB)))
-@option("--memory-gb", "GB", "The device's memory, instead of --device.", type=ABOVE_0)
+@option("--memory-gb", "GB", "The memory of a device, as its maker gives it: 80 of an H100.", type=ABOVE_0)
 @option("--kv-gb", "GB", "Memory for KV alone, instead of both.", type=ABOVE_0)
 @option("--utilization", "FRACTION", "How much of the memory to use.  [default: 0.9]", type=SHARE)
 @option("--weights-gb", "GB", "Memory of the weights.  [default: computed]", type=AT_LEAST_0)
@@ -43,7 +41,6 @@ EXCLUDES = [("utilization", "kv_gb"), ("workspace_gb", "kv_gb")]
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, in bytes.")
 def size(
     model: str,
-    device: str | None,
     memory_gb: float | None,
     kv_gb: float | None,
     utilization: float | None,
@@ -69,16 +66,15 @@ def size(
 
     \b
     Examples:
-      warmroute size llama-3-8b --device h100
+      warmroute size llama-3-8b --memory-gb 80
       warmroute size llama-3-70b --kv-gb 45 --quantization int4
       warmroute size path/to/model --memory-gb 24 --workspace-gb 1.5 --json
 
     Exit status: 0 it fits, 1 it does not, 2 invalid value.
     """
-    if sum(each is not None for each in (device, memory_gb, kv_gb)) != 1:
-        raise Unusable("how much memory is there? Give one of --device, --memory-gb and --kv-gb")
+    if (memory_gb is None) == (kv_gb is None):
+        raise Unusable("how much memory is there? Give one of --memory-gb and --kv-gb")
     check_options({}, EXCLUDES)
-    memory_gb = DEVICES_GB[device] if device else memory_gb
     memory, kv, weights_bytes = (None if each is None else each * GIGABYTE for each in (memory_gb, kv_gb, weights_gb))
     room = Room(memory, kv, utilization or 0.9, weights_bytes, (workspace_gb or 0.0) * GIGABYTE)
     config = config_of(model)

@@ -50,7 +50,6 @@ def test_help_lists_every_command_of_the_table() -> None:
     for name, (_, short_help) in COMMANDS.items():
         assert f"{name} " in output
         assert short_help in output
-    assert "completion" in output
 
 
 def test_version_is_the_installed_distribution() -> None:
@@ -59,7 +58,7 @@ def test_version_is_the_installed_distribution() -> None:
     assert finished.stderr == ""
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["completion", "bash"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"]])
 def test_top_level_options_import_no_sub_command(arguments: list[str]) -> None:
     code = (
         "import atexit, json, sys\n"
@@ -104,13 +103,6 @@ def test_completing_a_command_name_imports_no_sub_command(tmp_path: Path) -> Non
     environment = {"_WARMROUTE_COMPLETE": "bash_complete", "COMP_WORDS": "warmroute prob", "COMP_CWORD": "1"}
     finished = run("-c", DISPATCH, folder=tmp_path, **environment)
     assert finished.stdout == "plain,probe\n"
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_prints_a_script_for_each_shell(shell: str) -> None:
-    output = CliRunner().invoke(warmroute, ["completion", shell]).output
-    assert "_WARMROUTE_COMPLETE" in output
-    assert f"{shell}_complete" in output
 
 
 def test_an_unknown_command_is_a_usage_error() -> None:

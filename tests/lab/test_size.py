@@ -56,7 +56,7 @@ def test_a_70b_model_in_int4_with_45_gb_for_kv() -> None:
 
 
 def test_every_term_is_shown() -> None:
-    assert shown("llama-3-8b", "--device", "h100", "--workspace-gb", "2").splitlines() == [
+    assert shown("llama-3-8b", "--memory-gb", "80", "--workspace-gb", "2").splitlines() == [
         "model          llama-3-8b",
         "parameters     8,030,261,248",
         "weights        16.06 GB  bfloat16",
@@ -77,13 +77,13 @@ def test_a_folder_or_its_config_stands_for_its_shape(as_file: bool, tmp_path: Pa
 
 
 def test_the_longest_request_counts_too() -> None:
-    assert [each["tokens"] for each in answer("mistral-7b", "--device", "l4")["fitting"]] == [2048, 8192, 32_768]
+    assert [each["tokens"] for each in answer("mistral-7b", "--memory-gb", "24")["fitting"]] == [2048, 8192, 32_768]
     assert [each["tokens"] for each in answer("demo", "--memory-gb", "1")["fitting"]] == [2048, 8192]
 
 
 def test_smaller_numbers_leave_more_room() -> None:
     blocks = {
-        options: answer("llama-3-8b", "--device", "l4", *options.split())["blocks"]
+        options: answer("llama-3-8b", "--memory-gb", "24", *options.split())["blocks"]
         for options in ("--dtype bfloat16", "--quantization int8", "--quantization int4", "--kv-dtype fp8")
     }
     assert sorted(blocks.values())[0] == blocks["--dtype bfloat16"]
@@ -92,15 +92,15 @@ def test_smaller_numbers_leave_more_room() -> None:
 
 
 def test_devices_share_weights_and_heads() -> None:
-    found = answer("llama-3-70b", "--device", "h200", "--tensor-parallel", "4")
+    found = answer("llama-3-70b", "--memory-gb", "141", "--tensor-parallel", "4")
     assert found["weights_bytes"] == 70_553_706_496 * 2 // 4
     assert found["kv_bytes_per_token"] == 327_680 // 4
-    wide = answer("llama-3-70b", "--device", "h200", "--tensor-parallel", "16")
+    wide = answer("llama-3-70b", "--memory-gb", "141", "--tensor-parallel", "16")
     assert wide["kv_bytes_per_token"] == 327_680 // 8, "a device holds at least one head"
 
 
 def test_what_does_not_fit_says_how_much_is_missing() -> None:
-    result = run("llama-3-70b", "--device", "h100")
+    result = run("llama-3-70b", "--memory-gb", "80")
     assert result.exit_code == 1
     assert result.stderr == (
         "Error: llama-3-70b: weights of 141.11 GB and one block of KV do not fit into 72.00 GB (80 GB x 0.9): "
@@ -112,17 +112,16 @@ def test_what_does_not_fit_says_how_much_is_missing() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("llama-3-8b",), "Give one of --device, --memory-gb and --kv-gb"),
-        (("llama-3-8b", "--device", "h100", "--kv-gb", "5"), "Give one of --device, --memory-gb and --kv-gb"),
+        (("llama-3-8b",), "Give one of --memory-gb and --kv-gb"),
+        (("llama-3-8b", "--memory-gb", "80", "--kv-gb", "5"), "Give one of --memory-gb and --kv-gb"),
         (("llama-3-8b", "--kv-gb", "5", "--utilization", "0.5"), "--utilization does not work with --kv-gb; leave one"),
         (("llama-3-8b", "--kv-gb", "5", "--workspace-gb", "1"), "--workspace-gb does not work with --kv-gb"),
-        (("llama-3-8b", "--device", "abacus"), "'abacus' is not one of 'a10'"),
         (("llama-3-8b", "--memory-gb", "0"), "'--memory-gb': 0.0 is not in the range"),
         (("llama-3-8b", "--memory-gb", "nan"), "nan is not a finite number"),
-        (("llama-3-8b", "--device", "h100", "--utilization", "1.5"), "1.5 is not in the range"),
-        (("llama-3-8b", "--device", "h200", "--tensor-parallel", "3"), "3 does not divide the 8 KV heads"),
+        (("llama-3-8b", "--memory-gb", "80", "--utilization", "1.5"), "1.5 is not in the range"),
+        (("llama-3-8b", "--memory-gb", "141", "--tensor-parallel", "3"), "3 does not divide the 8 KV heads"),
         (
-            ("llama-9", "--device", "h100"),
+            ("llama-9", "--memory-gb", "80"),
             "'llama-9' is neither a folder with a config.json nor one of demo, llama-3-8b",
         ),
     ],
@@ -135,7 +134,7 @@ def test_a_value_that_cannot_be_used_is_reported_with_a_fix(arguments: tuple[str
 
 def test_a_model_that_does_not_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B_FIELDS | {"architectures": ["BertModel"]}))
-    result = run(str(tmp_path), "--device", "h100")
+    result = run(str(tmp_path), "--memory-gb", "80")
     assert result.exit_code == 2
     assert "BertModel" in result.stderr
 

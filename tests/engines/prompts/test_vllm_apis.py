@@ -42,6 +42,7 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
     ({"messages": [U], "tools": [TOOL], "tool_choice": {"type": "none"}},
      f'[{USER}]|{SHOWN_TOOL}|null|true|"UNDEF"|"UNDEF"|"UNDEF"'),
     ({"messages": [U], "thinking": {"type": "enabled", "budget_tokens": 1024}}, f"[{USER}]|{NONE}"),
+    ({"messages": [U], "thinking": {"type": "disabled"}}, f'[{USER}]|null|null|true|false|"none"|"UNDEF"'),
     ({"messages": [U], "output_config": {"effort": "high"}}, f'[{USER}]|null|null|true|true|"high"|"UNDEF"'),
     ({"messages": [U, {"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}]}, U]},
      f'[{USER}, {{"role": "assistant", "content": ""}}, {USER}]|{NONE}'),
@@ -103,7 +104,6 @@ def test_an_input_becomes_the_engines_chat(fields: dict[str, Any], shown: str) -
         ("messages", {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages"),
         ("messages", {"messages": [U], "tools": [{"type": "web_search", "name": "w"}]}, "tools"),
         ("messages", {"messages": [U, {"role": "system", "content": "inline"}]}, "messages"),
-        ("messages", {"messages": [U], "thinking": {"type": "disabled"}}, "thinking"),
         ("responses", {"input": "Hi", "previous_response_id": "resp_1"}, "previous_response_id"),
         ("responses", {"input": "Hi", "truncation": "auto"}, "truncation"),
         ("responses", {"input": [{"type": "computer_call"}]}, "input"),
@@ -129,6 +129,18 @@ def test_what_cannot_be_known_names_the_field(api: str, fields: dict[str, Any], 
 def test_special_tokens_are_added_where_the_engine_adds_them(api: str, field: str, special: bool) -> None:
     body = json.dumps({"model": "m", field: [U] if field == "messages" else "Hi"}).encode()
     assert Vllm(Prompts(ByteTokenizer(), AS_JSON)).read(api, body).special_tokens is special
+
+
+@pytest.mark.parametrize(
+    ("template", "shown"),
+    [
+        ("{% if reasoning_effort == 'none' %}{{ raise_exception('no') }}{% endif %}{{ reasoning_effort }}", "low"),
+        ("plain", "plain"),
+        ("{{ enable_thinking }}", "False"),
+    ],
+)
+def test_thinking_is_disabled_as_the_template_allows(template: str, shown: str) -> None:
+    assert read(template, "messages", messages=[U], thinking={"type": "disabled"}) == shown
 
 
 @pytest.mark.parametrize(("api", "fields"), [("messages", {"messages": [U]}), ("responses", {"input": "Hi"})])
