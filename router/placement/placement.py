@@ -191,12 +191,7 @@ class Placement:
         return question, by_size
 
     def decide(
-        self,
-        question: Question,
-        candidates: Sequence[Candidate],
-        ring: Ring | None = None,
-        *,
-        policy: str | None = None,
+        self, question: Question, candidates: Sequence[Candidate], ring: Ring | None = None, *, policy: str = ""
     ) -> Decision:
         """Choose a replica. `ring`: of the candidates, for the policy `session`."""
         if (tenant := question.tenant) is not None:
