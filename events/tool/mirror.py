@@ -29,6 +29,7 @@ from events.tool.streams import Following, Stream
 
 SOCKETS = ("events", "replay", "status", "snapshot")
 STATUS_EVERY_S = 0.25
+READ_ANEW_PAUSE_S = 30.0  # between two full reads of one rank
 NOT_YET = "the mirror has not read the engine's events yet"
 STOOD_STILL = "the mirror stood still: events of that time have not been read"
 
@@ -98,6 +99,7 @@ class Reflection(Stream):
         super().__init__(target, source)
         self.publisher = publisher
         self.doubt = NOT_YET  # as told to readers
+        self.may_read_s = 0.0
         self._words: dict[Said, BlockStored] = {}  # of the engine's groups, for readers that come late
 
     def acted(self, action: Action, batch: EventBatch | None, changes: Sequence[Change]) -> None:
@@ -165,7 +167,9 @@ async def reflect(reflections: Sequence[Reflection], output: Output, live: Live)
             if each.publisher.failed is not None:
                 raise click.ClickException(f"{each.source.name}: publishing has ended: {each.publisher.failed}")
             each.report(STOOD_STILL if followed.stands_still else each.view.inexact)
-            if (outgrown := each.view.resolver.outgrown) is not None:
+            now_s = asyncio.get_running_loop().time()
+            if (outgrown := each.view.resolver.outgrown) is not None and now_s >= each.may_read_s:
+                each.may_read_s = now_s + READ_ANEW_PAUSE_S
                 followed.resync(each.source.name, outgrown)
             if told.get(rank) != each.doubt:
                 told[rank] = each.doubt

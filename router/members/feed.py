@@ -23,7 +23,7 @@ from router.responses import FeedState
 MAX_SIZES = 16  # block sizes of one replica
 MAX_UNKNOWN = 16  # names of event types and fields that are told of one replica
 REACHED_WITHIN_S = 3.0  # a socket that was not connected by then is said not to be reached
-READ_ANEW_PAUSE_S = 30.0  # between two full reads of one replica after losses in its stream
+READ_ANEW_PAUSE_S = 30.0  # between two full reads of one replica
 SETTLED_S = 2.0  # after an answer: all that was published before it has come
 MAX_FINDS = 64  # answers whose reused blocks wait for that
 STOOD_STILL = "the router stood still: events of that time have not been read"
@@ -177,16 +177,17 @@ class ReplicaFeed:
         Lost removals look the same: after a loss, the replica's cache is read again before it is blamed. So is one
         whose keys its groups have outgrown.
         """
-        outgrown = self.view.resolver.outgrown
-        if outgrown is not None and not self.view.busy:
+        outgrown, now_s = self.view.resolver.outgrown, self._clock()
+        may_read = now_s >= self._read_anew_s + READ_ANEW_PAUSE_S
+        if outgrown is not None and may_read and not self.view.busy:
+            self._read_anew_s = now_s
             self.resync(outgrown)
             return None
         claimed = self.view.resolver.capacity.overclaim
         if claimed is None:
             return False if self.view.inexact is None else None
-        # Removals may have been lost since the last full read.
-        losses, now_s = self._losses_of_stream(), self._clock()
-        if losses <= self._losses or now_s < self._read_anew_s + READ_ANEW_PAUSE_S:
+        losses = self._losses_of_stream()  # removals may have been lost since the last full read
+        if losses <= self._losses or not may_read:
             return True
         if self.view.busy:
             return None

@@ -171,7 +171,9 @@ async def test_the_index_holds_what_the_real_bytes_of_an_engine_mean(
 
 
 async def test_routers_behind_a_mirror_hold_the_same_whether_they_come_early_or_late(tmp_path: Path) -> None:
-    told = [*some(releases())[::3], *some(traces())[::2]]
+    # Some streams are several engines', one after the other, with other blocks: they are read anew for ever.
+    once = [story for story in some(releases()) if view_of(story.payloads).resolver.outgrown is None]
+    told = [*once[::2], *some(traces())[::2]]
     async with AsyncExitStack() as stack:
         specs, ends = [], []
         for number, story in enumerate(told):

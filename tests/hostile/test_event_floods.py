@@ -413,6 +413,24 @@ async def test_lost_removals_are_no_claims(monkeypatch: pytest.MonkeyPatch) -> N
             assert not router.of["r"].overclaims()
 
 
+async def test_keys_that_are_outgrown_again_and_again_are_not_read_anew_each_time() -> None:
+    """Each read takes the engine's whole replay; its groups cannot have other blocks for ever."""
+    with zmq.Context() as context, closing(Liar(context, native=False)) as liar:
+        async with routing() as router:
+            router.follow("r", msgspec.structs.replace(liar.source, replay=None))
+            await liar.subscribed()
+            outgrown = []
+            for number, size in enumerate((8, 4, 2)):
+                for group, tokens in ((number - 1, 2 * size), (number, size)):
+                    group_of = {"group_idx": group, "block_size": tokens, "kv_cache_spec_kind": "full_attention"}
+                    if group >= 0:
+                        liar.publish(batch(stored([100 * number + group], None, [1 + number] * tokens, **group_of)))
+                await until(lambda: router.state("r").seq == liar.seq)
+                router.of["r"].overclaims()
+                outgrown.append(router.of["r"].view.resolver.outgrown is not None)
+            assert outgrown == [False, False, True], "the first time it is read anew, and then not for a while"
+
+
 async def test_a_batch_that_claims_too_much_is_no_loss(liar: Liar) -> None:
     async with routing() as router:
         router.follow("r", Source("?", liar.source.events, model="m"))
