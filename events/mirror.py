@@ -60,7 +60,7 @@ class Mirror:
     def __init__(self) -> None:
         self.pools: dict[tuple[str, int], MirrorPool] = {}
         self._pools: dict[tuple[str | None, int | None], MirrorPool] = {}  # the same, by what events call them
-        self.words: list[BlockStored] = []  # what readers have to know of groups beside their blocks
+        self.words: list[BlockStored] = []  # readers learn the groups from these, which have no blocks
         self._contexts: dict[Context, Context] = {}
         self._context: Context = ()
 

@@ -14,7 +14,7 @@ from api.errors import ApiError, invalid
 from api.prompts.billing import BILLING_HEADER
 from api.reading import read
 
-DISABLED = "disabled"  # in place of the effort without thinking, which depends on the template
+DISABLED = "disabled"  # stands for the effort without thinking, which the template decides
 
 
 class _Shared(Struct, kw_only=True):

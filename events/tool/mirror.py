@@ -98,9 +98,9 @@ class Reflection(Stream):
     def __init__(self, target: Target, source: Source, publisher: Publisher) -> None:
         super().__init__(target, source)
         self.publisher = publisher
-        self.doubt = NOT_YET  # as told to readers
+        self.doubt = NOT_YET  # readers were told this one last
         self.may_read_s = 0.0
-        self._words: dict[Said, BlockStored] = {}  # of the engine's groups, for readers that come late
+        self._words: dict[Said, BlockStored] = {}  # readers that come late learn the engine's groups from them
 
     def acted(self, action: Action, batch: EventBatch | None, changes: Sequence[Change]) -> None:
         if isinstance(action, Reset):

@@ -51,7 +51,7 @@ class Figures(Struct, frozen=True):
     session_mean_s: float | None = None  # from a session's arrival to its last token
     session_p99_s: float | None = None
     sent_away: int = 0  # answers with status 429 to those that came again when told
-    began_when_told: int = 0  # so many of those were answered then
+    began_when_told: int = 0  # those among them that were answered then
 
 
 def figures(ran: Sequence[Outcome]) -> Figures:

@@ -31,7 +31,7 @@ from router.placement.index import APPROXIMATE
 from router.proxy.services import Services
 from router.responses import DecisionRecord
 
-LAG_TICKS = 3  # of `SETTLE_S`: a router may know what has changed by so much later
+LAG_TICKS = 3  # a router may learn of a change this many `SETTLE_S` later
 ENOUGH = 0.9  # the share of answers that the events have to confirm
 
 # An answer's cached tokens are those of the events when it was sent; or others, and the block at which they part was

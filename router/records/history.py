@@ -48,8 +48,6 @@ class History:
         """Record a finished request."""
         if self.access_log is not None:
             self.access_log.add(encode(line_of_request(summary)))
-        if self.request_log is not None:
-            self.request_log.over(summary)
         if summary.trace is not None:
             summary.trace.end(summary)
         if summary.chat is not None and summary.exchange.disconnected:
@@ -58,7 +56,10 @@ class History:
         self.counts.resumes += summary.resumes
         if (generation := summary.generation) is None:
             return
-        self.decisions.append(past_decision(summary, generation))
+        past = past_decision(summary, generation)
+        self.decisions.append(past)
+        if self.request_log is not None:
+            self.request_log.over(summary, generation, past)
         tenant = generation.decision.question.tenant
         if tenant is not None and tenant.service is not None and summary.ttft_s is not None:
             self.counts.classes.answered(tenant.service, summary.ttft_s)

@@ -9,13 +9,13 @@ import msgspec
 from msgspec import Raw
 
 from router.log_lines import NO_BODY, LogLine, Sending
-from router.proxy.request_summary import past_decision
 from router.records.line_file import LineFile
 
 if TYPE_CHECKING:
     from router.proxy.attempt import Attempt
     from router.proxy.predicted_hit import PredictedHit
-    from router.proxy.request_summary import RequestSummary
+    from router.proxy.request_summary import PastDecision, RequestSummary
+    from router.responses import DecisionRecord
 
 log = logging.getLogger(__name__)
 
@@ -29,11 +29,10 @@ class RequestLog(LineFile):
         self._bodies = bodies
         self._has_failed = False
 
-    def over(self, summary: "RequestSummary") -> None:
-        """Write the line of a finished request, if a replica was looked for. A mistake costs only the line."""
+    def over(self, summary: "RequestSummary", generation: "PredictedHit", past: "PastDecision") -> None:
+        """Write the line of a finished request. A mistake costs only the line."""
         try:
-            if summary.generation is not None:
-                self.add(_encode(self._line(summary, summary.generation)))
+            self.add(_encode(self._line(summary, generation, past.record())))
         except Exception:  # any mistake in making the line: the request itself went well
             if not self._has_failed:  # logged once, not for every request
                 log.exception("Cannot make a line of the request log; lines with this error are lost")
@@ -41,12 +40,11 @@ class RequestLog(LineFile):
             self.lost_lines += 1
             self._lost_before += 1  # the file itself works
 
-    def _line(self, summary: "RequestSummary", generation: "PredictedHit") -> LogLine:
+    def _line(self, summary: "RequestSummary", generation: "PredictedHit", record: "DecisionRecord") -> LogLine:
         prompt, ttft_s = generation.prompt, summary.ttft_s
         size = generation.block_size  # the chosen replica's, else the model's largest
         if prompt.exact and not size and summary.model is not None:
             size = max(summary.model.slots, default=0)
-        record = past_decision(summary, generation).record()
         session, predicted = generation.decision.question.session, generation.prediction
         return LogLine(
             ts=round(time.time() - summary.duration_s, 6),
