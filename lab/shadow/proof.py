@@ -11,6 +11,7 @@ from uuid import uuid4
 import msgspec
 from msgspec import Raw, Struct
 
+from api.process.settings import Unusable
 from api.process.tasks import check, end, first
 from lab.bench.client import Endpoint, Outcome
 from lab.bench.load import LoadGenerator
@@ -238,6 +239,9 @@ async def proved(
         servers, wish = services.members.servers, plan.wish
         if wish.model is None and len(services.members.models) == 1:  # some routers name no model, or none that is
             wish = wish._replace(model=next(iter(services.members.models)))
+        model = services.members.models.get(wish.model or "")
+        if model is not None and model.tokens.why_not is not None:
+            raise Unusable(f"{wish.model}: {model.tokens.why_not}; give its folder: --model-dir {wish.model}=DIR")
         endpoint = Endpoint(plan.target, plan.key, plan.timeout_s)
         witness = Witness(services, endpoint)
         watching = asyncio.create_task(witness.watch())

@@ -1,11 +1,15 @@
 """The certificate: its verdict in words, and its text."""
 
+import asyncio
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from msgspec.structs import replace
 
+from lab.commands.prove import prove
 from lab.shadow.proof import Certificate, judge, lines
+from tests.router.scripted import named, served
 
 FOUND = Certificate(
     url="http://r:1",
@@ -61,3 +65,11 @@ def test_the_text_has_every_figure() -> None:
         "unknown: 10 of 10 answers",
     ):
         assert expected in text
+
+
+async def test_a_model_without_a_tokenizer_is_refused_with_what_to_give() -> None:
+    async with served(named("a")) as running:
+        command = [f"127.0.0.1:{running.port}", "--replica", running.replicas["a"].spec.url]
+        done = await asyncio.to_thread(CliRunner().invoke, prove, command)
+    assert done.exit_code == 2
+    assert "m: it has no tokenizer here; give its folder: --model-dir m=DIR" in done.output
