@@ -106,7 +106,7 @@ def test_sequences_that_end_at_the_edges_of_tiles_and_splits(
         ([9, 1, 700, 30], (3, 2)),
         ([700, 9], None),
         ([5] * 40 + [300], (3, 2)),
-        ([1] * 270 + [200], None),
+        pytest.param([1] * 270 + [200], None, id="270 short ones"),
     ],
     ids=str,
 )
