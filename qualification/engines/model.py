@@ -65,17 +65,16 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def save_tekken(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write the same vocabulary as Mistral's own tokenizers have it."""
+def save_elsewise(tokenizer: Tokenizer, folder: Path) -> None:
+    """Write the same vocabulary as Mistral's own tokenizers have it, and as tiktoken's files do."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]  # as ByteLevel shows them
     others = (byte for byte in range(256) if byte not in plain)
     shown = {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(others)}
     named = sorted((id, token) for token, id in tokenizer.get_vocab().items() if token not in SPECIAL)
     words = [bytes(shown[letter] for letter in token) for _, token in named]
     words = [bytes([byte]) for byte in range(256)] + [word for word in words if len(word) > 1]
-    vocabulary = [
-        {"rank": i, "token_bytes": b64encode(word).decode(), "token_str": None} for i, word in enumerate(words)
-    ]
+    encoded = [b64encode(word).decode() for word in words]
+    tekken, tiktoken = folder / "tekken", folder / "tiktoken"
     special = [{"rank": i, "token_str": token, "is_control": True} for i, token in enumerate(TEKKEN_SPECIAL)]
     config = {
         "pattern": r" ?[^\s]+|\s+",
@@ -84,9 +83,13 @@ def save_tekken(tokenizer: Tokenizer, folder: Path) -> None:
         "default_num_special_tokens": len(special),
         "version": "v7",
     }
-    folder.mkdir(exist_ok=True)
-    content = {"config": config, "vocab": vocabulary, "special_tokens": special}
-    (folder / "tekken.json").write_text(json.dumps(content))
+    vocabulary = [{"rank": i, "token_bytes": word, "token_str": None} for i, word in enumerate(encoded)]
+    tekken.mkdir(exist_ok=True)
+    (tekken / "tekken.json").write_text(json.dumps({"config": config, "vocab": vocabulary, "special_tokens": special}))
+    added = {str(len(words) + i): {"content": token, "special": True} for i, token in enumerate(SPECIAL)}
+    tiktoken.mkdir(exist_ok=True)
+    (tiktoken / "tiktoken.model").write_text("".join(f"{word} {i}\n" for i, word in enumerate(encoded)))
+    (tiktoken / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
 
 
 def make(folder: Path) -> None:
@@ -103,7 +106,7 @@ def make(folder: Path) -> None:
     )
     tokenizer.train([str(path) for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))], trainer)
     tokenizer.save(str(folder / "tokenizer.json"))
-    save_tekken(tokenizer, folder / "tekken")
+    save_elsewise(tokenizer, folder)
     for name, content in (
         ("tokenizer_config.json", TOKENIZER),
         ("config.json", CONFIG),

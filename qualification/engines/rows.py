@@ -122,6 +122,14 @@ ROWS: dict[str, Row] = {
     "asked, Mistral's tokenizer": Row(
         is_asked=True, options=(*RENDERS, "--tokenizer", "MODEL/tekken", "--tokenizer-mode", "mistral")
     ),
+    # Of a chat, vLLM 0.33 gives this tokenizer's template the first message alone.
+    "asked, tiktoken, completions": Row(
+        is_asked=True,
+        change=traffic.completion,
+        options=(*RENDERS, "--tokenizer", "MODEL/tiktoken", "--tokenizer-mode", "kimi_audio"),
+    ),
+    "asked, DeepSeek V3.2": Row(is_asked=True, options=(*RENDERS, "--tokenizer-mode", "deepseek_v32")),
+    "asked, DeepSeek V4": Row(is_asked=True, options=(*RENDERS, "--tokenizer-mode", "deepseek_v4")),
     "2 ranks": Row(ranks=2),
     "4 ranks": Row(ranks=4),
     "5 clients": Row(clients=5),

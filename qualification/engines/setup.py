@@ -1,4 +1,4 @@
-"""Set up what the tests of engines run: `python -m qualification.engines.setup DIR` makes DIR/venv and DIR/model.
+"""Set up what tests of engines run: `python -m qualification.engines.setup DIR` makes DIR/venv, model and templates.
 
 vLLM and SGLang go into an environment of their own, about 9 GB; a second run finishes what is missing.
 """
@@ -7,12 +7,15 @@ import argparse
 import os
 import subprocess
 import sys
+import tarfile
+import tempfile
 from pathlib import Path
 
 from qualification.engines.model import make
 
 VLLM = "vllm==0.33.0"
 MORE = ("msgpack", "xxhash")  # read lazily by vLLM and SGLang
+TEMPLATES = "llama-cpp-python==0.3.36"  # its sources have llama.cpp's collection of models' templates
 SGLANG = "sglang==0.5.23"  # without its dependencies, which ask for another torch than vLLM's
 SGLANG_IMPORTS = ("gguf", "ipython", "traitlets")  # at the top of the modules that its worker reads
 OVERRIDES = "certifi\nnvidia-cutlass-dsl; sys_platform == 'none'\n"  # any of the first; none, as it breaks imports
@@ -53,6 +56,19 @@ def install(folder: Path) -> None:
     subprocess.run((python, "-c", CHECK), env={**environment, "VLLM_TARGET_DEVICE": "cpu"}, check=True)
 
 
+def collect(folder: Path) -> None:
+    """Put the templates of real models into DIR/templates."""
+    wanted = (sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:", TEMPLATES)
+    with tempfile.TemporaryDirectory() as download:
+        subprocess.run((*wanted, "--dest", download), check=True)
+        (source,) = Path(download).glob("*.tar.gz")
+        with tarfile.open(source) as archive:
+            for member in archive:
+                content = archive.extractfile(member) if member.name.endswith(".jinja") else None
+                if content is not None:
+                    (folder / Path(member.name).name).write_bytes(content.read())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m qualification.engines.setup", description=__doc__)
     parser.add_argument("folder", type=Path, metavar="DIR", help="where; not within the repository")
@@ -61,6 +77,8 @@ def main() -> None:
     folder: Path = args.folder.resolve()
     if not args.model_only:
         install(folder)
+        (folder / "templates").mkdir(exist_ok=True)
+        collect(folder / "templates")
     make(folder / "model")
     print(f"set WARMROUTE_LIVE={folder}")
 

@@ -5,6 +5,7 @@ agrees once and differs once is a wrong claim of exactness.
 """
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -107,6 +108,14 @@ class Outcome(Struct):
         return [case for case in cases if case.is_equal and case.told not in (None, case.ours)]
 
 
+def models() -> dict[str, tuple[str, str]]:
+    """Return MODELS, and templates of real models, which take the families in turns."""
+    real = sorted((Path(os.environ[VARIABLE]) / "templates").glob("*.jinja"))
+    return MODELS | {
+        path.stem: (family, path.read_text()) for path, family in zip(real, itertools.cycle(FAMILIES), strict=False)
+    }
+
+
 def made(folder: Path, family: str, template: str) -> Path:
     """A model's folder."""
     folder.mkdir()
@@ -147,15 +156,15 @@ def rendering(folders: Sequence[Path]) -> Iterator[Renderer]:
 
 def compare(count: int, seed: int) -> Outcome:
     """Compare this many prompts, in turns of all models."""
-    outcome = Outcome()
+    outcome, named = Outcome(), models()
     with tempfile.TemporaryDirectory() as within:
-        folders = [made(Path(within) / str(i), *model) for i, model in enumerate(MODELS.values())]
+        folders = [made(Path(within) / str(i), *model) for i, model in enumerate(named.values())]
         ours = [Tokens("m", Prompts(HfTokenizer(folder)), strict=False, engine="vllm") for folder in folders]
         with rendering(folders) as renderer:
             asking = Conversations(seed)
             for i in range(count):
                 model = i % len(ours)
-                add(outcome, list(MODELS)[model], ours[model], *asking.next(), renderer, model)
+                add(outcome, list(named)[model], ours[model], *asking.next(), renderer, model)
     return outcome
 
 
