@@ -1,11 +1,15 @@
-"""An API server of Kubernetes as far as lists and watches go: versions, pages, 410, and being gone."""
+"""An API server of Kubernetes as far as lists and watches go: versions, pages, 410, and everything that goes wrong.
+
+Answers have the shapes of those that Kubernetes' documentation shows, and that its API server gave (1.20).
+"""
 
 import asyncio
 import base64
 import json
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from hashlib import blake2b
 from typing import Any
 
 from router.members.discovery.desired import Discovery
@@ -18,21 +22,27 @@ PODS = f"/api/v1/namespaces/{SPACE}/pods"
 POOLS = f"/apis/inference.networking.k8s.io/v1/namespaces/{SPACE}/inferencepools"
 Object = dict[str, Any]
 Refusal = tuple[int, dict[str, str]]  # a status and headers
+SWAPPED = {"ADDED": "MODIFIED", "MODIFIED": "ADDED"}
+HANG = 0  # instead of a status: nothing is answered, and the connection stays
+TOO_OLD = "The provided continue parameter is too old to display a consistent list result."
 
 
 class KubernetesApi:
     """Its store outlives the server, like etcd; watches may start in the past until a compaction."""
 
-    def __init__(self, host: str = "127.0.0.1") -> None:
+    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
         self.host = host
         self.tls: ssl.SSLContext | None = None
         self.version = 100
         self.asked: list[Request] = []
         self.refusals: list[Callable[[Request], Refusal | None]] = []
-        self.torn = False  # what is written next breaks off in the middle of a line
-        self.port = refused_port()
+        self.cut: tuple[float, str] | None = None  # the share of the next event that is sent, and how its stream ends
+        self.times = 1  # that each event is told
+        self.mistyped = False  # events say that what is new has changed, and that what has changed is new
+        self.page = 500  # objects at most, whatever is asked for
+        self.port = port or refused_port()
         self._objects: dict[tuple[str, str], Object] = {}  # by path and name
-        self._history: list[tuple[str, str, Object, Object | None]] = []  # path, type, object, what it was before
+        self._history: list[tuple[int, str, str, Object, Object | None]] = []  # version, path, type, object, the last
         self._forgotten = 0
         self._changed = asyncio.Event()
         self._replies: set[Reply] = set()
@@ -83,6 +93,22 @@ class KubernetesApi:
         before = self._objects.pop((path, name))
         self._tell(path, "DELETED", self._stamped(before), before)
 
+    def mark(self) -> None:
+        """Send every watch a bookmark."""
+        content = self._stamped({"kind": "Pod", "apiVersion": "v1", "metadata": {"creationTimestamp": None}})
+        self._tell("", "BOOKMARK", content | {"spec": {"containers": None}, "status": {}}, None)
+
+    async def babble(self, said: bytes) -> None:
+        """Send every watch these bytes."""
+        for reply in list(self._replies):
+            with suppress(ConnectionError):
+                await reply.chunk(said)
+
+    def fail(self, code: int) -> None:
+        """Send every watch an error."""
+        self.version += 1
+        self._tell("", "ERROR", failure(code, "too old resource version"), None)
+
     def forget(self) -> None:
         """Compact: no earlier watch or unfinished list can continue."""
         self._forgotten = self.version
@@ -90,10 +116,10 @@ class KubernetesApi:
 
     def _stamped(self, content: Object) -> Object:
         self.version += 1
-        return content | {"metadata": content["metadata"] | {"resourceVersion": str(self.version)}}
+        return content | {"metadata": content["metadata"] | {"resourceVersion": opaque(self.version)}}
 
     def _tell(self, path: str, kind: str, content: Object, before: Object | None) -> None:
-        self._history.append((path, kind, content, before))
+        self._history.append((self.version, path, kind, content, before))
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -114,7 +140,10 @@ class KubernetesApi:
         for refuses in self.refusals:
             if (refusal := refuses(request)) is not None:
                 status, headers = refusal
-                await reply.whole(status, failure(status, f"refused with {status}"), **headers)
+                if status == HANG:
+                    await asyncio.Event().wait()
+                said = failure(status, f"refused with {status}") if status != 200 else b"<p>No.</p>"
+                await reply.whole(status, said, **headers)
                 return
         if "watch" in request.query:
             await self._watch(request, reply)
@@ -124,13 +153,13 @@ class KubernetesApi:
     async def _list(self, request: Request, reply: Reply) -> None:
         token = request.query.get("continue")
         if token is not None and token not in self._lists:
-            await reply.whole(410, failure(410, "the provided continue parameter is too old"))
+            await reply.whole(410, failure(410, TOO_OLD) | {"metadata": {"continue": "for the rest as it is now"}})
             return
         matches = selector_of(request)
         found = [each for (path, _), each in sorted(self._objects.items()) if path == request.path and matches(each)]
         version, items = (self.version, found) if token is None else self._lists.pop(token)
-        limit = int(request.query.get("limit", len(items)))
-        metadata = {"resourceVersion": str(version)}
+        limit = min(self.page, int(request.query.get("limit", len(items))))
+        metadata = {"resourceVersion": opaque(version)}
         if items[limit:]:
             metadata["continue"] = base64.b64encode(f"{version} {len(self.asked)}".encode()).decode()
             self._lists[metadata["continue"]] = (version, items[limit:])
@@ -138,9 +167,9 @@ class KubernetesApi:
 
     async def _watch(self, request: Request, reply: Reply) -> None:
         await reply.begin()
-        seen = int(request.query["resourceVersion"])
+        seen = next(one for one in range(self.version + 1) if opaque(one) == request.query["resourceVersion"])
         if seen < self._forgotten:
-            await reply.line({"type": "ERROR", "object": failure(410, f"too old resource version: {seen}")})
+            await reply.line({"type": "ERROR", "object": failure(410, "too old resource version")})
             await reply.end()
             return
         self._replies.add(reply)
@@ -155,33 +184,44 @@ class KubernetesApi:
     async def _tell_all(self, request: Request, reply: Reply, seen: int) -> None:
         matches = selector_of(request)
         history = self._history
-        told = next((number for number, each in enumerate(history) if version_of(each[2]) > seen), len(history))
+        told = sum(version <= seen for version, *_ in history)
         while True:
             changed = self._changed
             while told < len(history):
-                path, kind, content, before = history[told]
+                _, path, kind, content, before = history[told]
                 told += 1
-                if path == request.path and (kind := as_seen(kind, content, before, matches)):
-                    await self._say(reply, {"type": kind, "object": content})
+                if path == request.path:
+                    kind = as_seen(kind, content, before, matches)
+                    kind = SWAPPED.get(kind, kind) if self.mistyped else kind
+                if kind and path in ("", request.path):
+                    for _ in range(self.times):
+                        await self._say(reply, {"type": kind, "object": content})
             await changed.wait()
 
     async def _say(self, reply: Reply, event: Object) -> None:
         line = json.dumps(event, ensure_ascii=False).encode() + b"\n"  # as Go writes it
-        if self.torn:
-            self.torn = False
-            await reply.chunk(line[: len(line) // 2])
-            self._replies.discard(reply)
-            await reply.end()
+        if self.cut is None:
+            await reply.chunk(line)
             return
-        await reply.chunk(line)
+        (share, ends), self.cut = self.cut, None
+        await reply.chunk(line[: int(share * len(line))])
+        if ends == "hangs":
+            await asyncio.Event().wait()
+        if ends == "ends":
+            await reply.end()
+        else:
+            reply.drop()
+        raise ConnectionAbortedError
 
 
-def version_of(content: Object) -> int:
-    return int(content["metadata"]["resourceVersion"])
+def opaque(version: int) -> str:
+    """A resourceVersion: neither a number, nor in any order."""
+    return blake2b(b"%d" % version, digest_size=5).hexdigest()
 
 
 def failure(code: int, message: str) -> Object:
-    return {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": message}
+    told = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
+    return told | {"message": message, "reason": "Expired" if code == 410 else "Unknown", "code": code}
 
 
 def selector_of(request: Request) -> Callable[[Object], bool]:
@@ -228,7 +268,7 @@ def pod(name: str, address: str = "10.0.0.1", *, ready: bool = True, restarts: i
             "phase": more.get("phase", "Running"),
             "podIP": address,
             "conditions": [
-                {"type": "PodScheduled", "status": "True"},
+                {"type": "PodScheduled", "status": "True", "lastProbeTime": None},
                 {"type": "Ready", "status": "True" if ready else "False"},
             ],
             "containerStatuses": [

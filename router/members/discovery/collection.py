@@ -172,5 +172,5 @@ def failure_of(body: bytes) -> str:
     """The message of an error response; empty if it is not a `Status` object."""
     try:
         return _failure(body).message
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ""

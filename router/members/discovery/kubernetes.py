@@ -92,7 +92,7 @@ class KubernetesWatch(Source, Generic[Made]):
                 async for line in lines_of(response):
                     try:
                         is_news = self._collection.changed(line)
-                    except (msgspec.DecodeError, ValueError) as error:
+                    except (msgspec.DecodeError, ValueError, RecursionError) as error:
                         raise ApiServerError(f"its watch cannot be read: {error}") from error
                     self._refused.reset()
                     if is_news:
@@ -110,7 +110,7 @@ class KubernetesWatch(Source, Generic[Made]):
             await self._check(response)
             try:
                 pages.append(self._collection.page(response.content))
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise ApiServerError(f"its list cannot be read: {error}") from error
             more["continue"] = pages[-1].metadata.next_page
             if not more["continue"]:

@@ -59,7 +59,7 @@ class RegistryDiscovery(Source):
                         raise RegistryError(f"all its replicas are invalid: {refused[0]}")
                 except (RegistryError, httpx2.HTTPError, httpx2.InvalidURL) as error:
                     why = str(error) or type(error).__name__
-                except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                     why = f"its response cannot be read: {error}"
                 if why:
                     self._failed(why)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from router.members.discovery.collection import Cluster, in_cluster
-from router.members.discovery.kubernetes import KEEPALIVE, PAGE, KubernetesWatch, client_of
+from router.members.discovery.kubernetes import KEEPALIVE, KubernetesWatch, client_of
 from router.members.discovery.pods import pods_of
 from router.members.spec import Desired, ReplicaSpec
 from tests.router.kubernetes_api import PODS, SPACE, KubernetesApi, Refusal, following, pod
@@ -135,50 +135,6 @@ async def test_without_an_authority_those_of_the_system_count(tmp_path: Path) ->
     assert said == []
 
 
-async def test_what_happens_between_two_watches_is_in_the_next_list(caplog: pytest.LogCaptureFixture) -> None:
-    api = api_with("a")
-    async with watching(api) as (watch, said):
-        await until(lambda: api.watched, "the watch")
-        api.drop()
-        api.put(PODS, pod("b"))
-        await until(lambda: len(said) == 2 and watch.problem is None, "the change that came meanwhile")
-        await api.stop()
-        api.delete(PODS, "a")
-        api.forget()
-        await api.start()
-        await until(lambda: len(said) == 3, "the change that no event told")
-    assert api.kinds()[:4] == ["list", "watch"] * 2
-    assert [list(wanted) for wanted in said] == [["a"], ["a", "b"], ["b"]]
-    assert "keeping what it named" in caplog.text
-
-
-async def test_a_list_whose_next_page_is_gone_begins_again() -> None:
-    api = KubernetesApi()
-    for number in range(PAGE + 1):
-        api.put(PODS, pod(f"p{number}"))
-
-    def forgets_once(_: Request) -> Refusal | None:
-        if len(api.asked) == 2:
-            api.forget()
-        return None
-
-    api.refusals.append(forgets_once)
-    async with watching(api) as (_, said):
-        await until(lambda: said, "the list")
-    assert [bool(request.query.get("continue")) for request in api.asked[:4]] == [False, True, False, True]
-    assert [len(wanted) for wanted in said] == [PAGE + 1]
-
-
-async def test_half_a_line_is_no_event() -> None:
-    api = api_with("a")
-    async with watching(api) as (_, said):
-        await until(lambda: api.watched, "the watch")
-        api.torn = True
-        api.put(PODS, pod("b"))
-        await until(lambda: api.kinds() == ["list", "watch"] * 2, "the next watch")
-    assert list(said[1]) == ["a", "b"]
-
-
 async def test_only_a_line_feed_ends_a_line() -> None:
     api = api_with("a")
     async with watching(api) as (watch, said):
@@ -206,28 +162,6 @@ async def test_a_refusal_is_reported_and_tried_again(kind: str, status: int, why
         api.refusals.clear()
         await until(lambda: watch.problem is None and said, "it answers again")
     assert [list(wanted) for wanted in said] == [["a"]]
-
-
-@pytest.mark.parametrize("kind", ["list", "watch"])
-async def test_an_answer_that_is_not_of_kubernetes_changes_nothing(kind: str) -> None:
-    api = api_with("a")
-    real = api._handle
-    answered: list[str] = []
-
-    async def as_a_portal_does(request: Request, reply: Reply) -> None:
-        asked = "watch" if "watch" in request.query else "list"
-        if asked != kind or len(answered) == 2:
-            await real(request, reply)
-        else:
-            answered.append(asked)
-            await reply.whole(502 if len(answered) == 1 else 200, b"<p>No.</p>\n")
-
-    api._handle = as_a_portal_does  # type: ignore[method-assign]
-    async with watching(api) as (watch, said):
-        await until(lambda: answered and watch.problem == "status 502", "the first")
-        await until(lambda: f"its {kind} cannot be read" in str(watch.problem), "the second")
-        await until(lambda: api.watched, "the watch")
-        assert [list(wanted) for wanted in said] == [["a"]]
 
 
 @pytest.mark.parametrize("status", [429, 503])

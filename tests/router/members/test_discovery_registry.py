@@ -97,6 +97,7 @@ async def test_a_registry_that_is_gone_changes_nothing_and_one_that_comes_back_i
     [
         (b"<html>", 200, "its response cannot be read"),
         (b'{"version": 2}', 200, "missing required field `members`"),
+        (b'{"version": 2, "members": ' + b"[" * 9_999, 200, "its response cannot be read: maximum recursion depth"),
         (b'{"version": 2, "members": [{"url": "nonsense"}]}', 200, "all its replicas are invalid: url is"),
         (b'{"version": 2, "members": [7]}', 200, "7 is not an object with a url"),
         (b"{}", 503, "status 503"),

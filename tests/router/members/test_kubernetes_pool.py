@@ -4,12 +4,9 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from router.members.discovery.collection import Cluster
 from router.members.discovery.kubernetes import PoolDiscovery
@@ -17,12 +14,11 @@ from router.members.discovery.pool import InferencePool, Target, check_name, tar
 from router.members.spec import Desired
 from tests.router.kubernetes_api import PODS, POOLS, SPACE, KubernetesApi, Object, following, pod, pool, port
 from tests.router.loopback import Request, until
-from tests.router.virtual import in_virtual_time
 
 pytestmark = pytest.mark.virtual
 
 
-A, B = {"app": "a"}, {"app": "b"}
+A = {"app": "a"}
 
 
 def of(content: Object) -> Target:
@@ -79,11 +75,6 @@ class Followed:
 
     async def names(self, *names: str) -> None:
         await until(lambda: self.said and sorted(self.said[-1]) == list(names), f"{names}")
-
-    async def a_moment(self) -> None:
-        """Let what was written before be read, or a part of it."""
-        for _ in range(20):
-            await asyncio.sleep(0)
 
     async def problem(self, why: str) -> None:
         await until(lambda: why in (self.watch.problem or ""), why)
@@ -199,57 +190,3 @@ async def test_nothing_runs_on_when_it_is_cancelled() -> None:
     async with api.running(), following(PoolDiscovery(Cluster(api.url, SPACE), "llm")) as said:
         await until(lambda: said and api.watched == 2, "both watches")
     await until(lambda: asyncio.all_tasks() == before, "the end of both, and of the server's side")
-
-
-# ---- whatever happens
-
-GOOD: dict[str, Any] = {"a": pool("llm", A), "b": pool("llm", B), "9000": pool("llm", A, [9000])}
-BROKEN: dict[str, Any] = {"no port": pool("llm", ports=[]), "everything": pool("llm") | {"spec": {}}}
-STEPS = st.lists(
-    st.one_of(
-        st.tuples(st.just("pool"), st.sampled_from([*GOOD, *BROKEN, "gone"])),
-        st.tuples(st.sampled_from(["p", "q"]), st.sampled_from(["a", "b", "gone"])),
-        st.tuples(st.sampled_from(["look", "drop", "forget"]), st.just("")),
-    ),
-    max_size=12,
-)
-
-
-@given(steps=STEPS, last=st.sampled_from(sorted(GOOD)))
-def test_in_the_end_the_replicas_are_the_pods_of_the_newest_pool(steps: list[tuple[str, str]], last: str) -> None:
-    in_virtual_time(lead([*steps, ("pool", last)]))
-
-
-async def lead(steps: list[tuple[str, str]]) -> None:
-    pods: dict[str, str] = {}  # the label of each
-    api, exists = api_with(pool("llm", A)), True
-    async with followed(api) as it:
-        await it.names()
-        for what, state in steps:
-            if what == "pool" and state != "gone":
-                api.put(POOLS, (GOOD | BROKEN)[state])
-                exists = True
-            elif what == "pool" and exists:
-                api.delete(POOLS, "llm")
-                exists = False
-            elif what in ("p", "q"):
-                move(api, pods, what, state)
-            elif what == "drop":
-                api.drop()
-            elif what == "forget":
-                api.forget()
-            else:
-                await it.a_moment()
-        label, at = ("a", 9000) if state == "9000" else (state, 8000)
-        move(api, pods, "last", label)
-        expected = {name: f"http://10.0.0.1:{at}" for name, own in pods.items() if own == label}
-        await until(lambda: {spec.name: spec.url for spec in it.said[-1].values()} == expected, "those of the newest")
-        await until(lambda: it.watch.problem is None, "no problem")
-
-
-def move(api: KubernetesApi, pods: dict[str, str], name: str, label: str) -> None:
-    if label != "gone":
-        api.put(PODS, pod(name, labels={"app": label}))
-        pods[name] = label
-    elif pods.pop(name, None) is not None:
-        api.delete(PODS, name)
