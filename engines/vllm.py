@@ -89,8 +89,8 @@ def question(api: str, body: bytes, renders: bool) -> "Question | None":
     from engines.prompts.asked import Question
     from engines.prompts.vllm import tokenized
 
-    if renders:
-        return Question(body, path=RENDER[api]) if api in RENDER else None
+    if renders:  # without the pixels of its images; of two equal fields the last one counts
+        return Question(body.rstrip()[:-1] + b',"mm_payload":"none"}', path=RENDER[api]) if api in RENDER else None
     return tokenized(api, body) if api in ("chat", "completions") else None
 
 

@@ -31,6 +31,7 @@ def engine_of(row: Row, folder: Path) -> Iterator[tuple[Engine, Published]]:
         blocks=row.blocks,
         algorithm=row.algorithm,
         ranks=row.ranks,
+        model=row.model,
     )
     with ready(running), published(running) as events:
         yield running, events

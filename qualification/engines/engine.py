@@ -63,6 +63,7 @@ class Found(Struct):
     prompt: list[int] = []
     salt: str | None = None
     adapter: str | None = None
+    pictures: list[tuple[str, int, int]] = []  # their names and places among the tokens
 
     @property
     def tokens(self) -> int:
@@ -89,8 +90,10 @@ class Engine:
         algorithm: str = "sha256",
         events: Mapping[str, object] = {},
         ranks: int = 1,
+        model: str = "model",
     ) -> None:
         self.folder = Path(os.environ[VARIABLE])
+        self._model = str(self.folder / model)
         self.log = log
         self.ranks = ranks
         self.port = free_ports(1 + 2 * ranks)
@@ -118,7 +121,7 @@ class Engine:
 
     def _program(self, block_size: int, blocks: int, algorithm: str, settings: Mapping[str, object]) -> list[str]:
         return [
-            *(str(self.folder / "venv/bin/vllm"), "serve", str(self.folder / "model"), "--served-model-name", MODEL),
+            *(str(self.folder / "venv/bin/vllm"), "serve", self._model, "--served-model-name", MODEL),
             *("--host", "127.0.0.1", "--port", str(self.port), "--worker-cls", "worker.Worker"),
             *("--distributed-executor-backend", IN_PROCESS),
             *("--block-size", str(block_size), "--num-gpu-blocks-override", str(blocks), "--max-model-len", "4096"),
@@ -192,7 +195,7 @@ class SGLang(Engine):
         }
         numbers = map(str, (self.port, block_size, blocks * block_size))
         worker = str(RUNNER / "sglang_worker.py")
-        return [worker, str(self.folder / "model"), str(self.log), *numbers, json.dumps(published)]
+        return [worker, self._model, str(self.log), *numbers, json.dumps(published)]
 
 
 @contextmanager

@@ -6,11 +6,12 @@ from functools import partial
 
 from msgspec import Struct
 
-from events.blocks import block_keys, extend_keys, pack_tokens, root_key
+from events.blocks import extend_keys, pack_tokens, root_key
 from events.cache.resolver import Resolver
 from events.messages import Event, EventBatch
 from qualification.engines.engine import MODEL, Found
 from router.placement.index import PrefixIndex
+from router.prompts.pictures import extras_of
 
 LATE_S = 1.0  # an engine publishes within this time after an answer
 
@@ -37,9 +38,8 @@ class Wrong(Struct, frozen=True):
 
     def keys(self, block_size: int, lookahead: int = 0) -> list[int]:
         root = root_key(MODEL, self.found.adapter, self.found.salt, block_size)
-        if lookahead:
-            return extend_keys(root, pack_tokens(self.found.prompt), block_size, lookahead=lookahead)
-        return block_keys(self.found.prompt, block_size, root)
+        extras = extras_of(self.found.pictures, block_size)
+        return extend_keys(root, pack_tokens(self.found.prompt), block_size, extras, lookahead)
 
 
 class Explanation(Struct, frozen=True):

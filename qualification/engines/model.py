@@ -65,6 +65,27 @@ CONFIG: dict[str, Any] = {
 }
 
 
+PICTURE = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>")  # the tokens after all others
+SHOWN = """\
+{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' }}
+{%- for part in message.content %}
+{{- part.text if part.type == 'text' else '<|vision_start|><|image_pad|><|vision_end|>' }}
+{%- endfor %}{{- '<|im_end|>\\n' }}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+VISION: dict[str, Any] = {
+    "architectures": ["Qwen2VLForConditionalGeneration"],
+    "model_type": "qwen2_vl",
+    "vocab_size": VOCABULARY + len(PICTURE),
+    "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]},
+    "vision_config": {"depth": 1, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 2},
+    "vision_start_token_id": VOCABULARY,
+    "image_token_id": VOCABULARY + 1,
+    "vision_end_token_id": VOCABULARY + 2,
+    "video_token_id": VOCABULARY + 3,
+}
+PROCESSOR = {"image_processor_type": "Qwen2VLImageProcessor", "min_pixels": 56 * 56, "max_pixels": 448 * 448}
+
+
 def save_elsewise(tokenizer: Tokenizer, folder: Path) -> None:
     """Write the same vocabulary as Mistral's own tokenizers have it, and as tiktoken's files do."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]  # as ByteLevel shows them
@@ -107,9 +128,16 @@ def make(folder: Path) -> None:
     tokenizer.train([str(path) for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))], trainer)
     tokenizer.save(str(folder / "tokenizer.json"))
     save_elsewise(tokenizer, folder)
+    pictures = folder / "pictures"
+    pictures.mkdir(exist_ok=True)
+    tokenizer.add_special_tokens([*PICTURE])
+    tokenizer.save(str(pictures / "tokenizer.json"))
     for name, content in (
         ("tokenizer_config.json", TOKENIZER),
         ("config.json", CONFIG),
         ("generation_config.json", {"bos_token_id": 0, "eos_token_id": END}),
+        ("pictures/tokenizer_config.json", TOKENIZER | {"chat_template": SHOWN}),
+        ("pictures/config.json", CONFIG | VISION),
+        ("pictures/preprocessor_config.json", PROCESSOR),
     ):
         (folder / name).write_text(json.dumps(content, indent=1))

@@ -35,6 +35,7 @@ class Row(Struct, frozen=True, kw_only=True):
     clients: int = 1
     sglang: bool = False
     adapters: bool = False
+    model: str = "model"  # its folder
     is_asked: bool = False  # the router has no tokenizer
     router: tuple[str, ...] = ()  # more options of the router
 
@@ -72,6 +73,7 @@ class Row(Struct, frozen=True, kw_only=True):
             self.ranks,
             self.adapters,
             self.sglang,
+            self.model,
         )
 
 
@@ -130,6 +132,7 @@ ROWS: dict[str, Row] = {
     ),
     "asked, DeepSeek V3.2": Row(is_asked=True, options=(*RENDERS, "--tokenizer-mode", "deepseek_v32")),
     "asked, DeepSeek V4": Row(is_asked=True, options=(*RENDERS, "--tokenizer-mode", "deepseek_v4")),
+    "asked, images": Row(is_asked=True, change=traffic.with_images, options=RENDERS, model="model/pictures"),
     "2 ranks": Row(ranks=2),
     "4 ranks": Row(ranks=4),
     "5 clients": Row(clients=5),

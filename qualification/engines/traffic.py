@@ -1,6 +1,7 @@
 """Requests as real applications send them: conversations that grow, fork and share their beginnings."""
 
 import random
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ def class return import yield self None True False lambda with open print range
 naïve café 東京 👩‍👧 12345 3.14159 https://example.com/a?b=c {'key': [1, 2]} <b>bold</b>"""
 WORDS = TEXT.split()
 Message = dict[str, Any]
+QUESTION = "What is this a picture of, if of anything, and what else could it show?"
 TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
@@ -149,6 +151,30 @@ def with_flags(body: dict[str, Any], rng: random.Random) -> Asked:
     if rng.random() < 0.3:
         body["messages"] = [{**one, "content": [{"type": "text", "text": one["content"]}]} for one in body["messages"]]
     return chat({**body, **rng.choice(extra)}, rng)
+
+
+def picture(number: int) -> Message:
+    """A grey picture of its own size and shade."""
+    width, height = 64 + 48 * (number % 7), 64 + 40 * (number % 5)
+    pixels = b64encode(b"P5 %d %d 255 " % (width, height) + bytes([number]) * width * height).decode()
+    return {"type": "image_url", "image_url": {"url": f"data:image/x-portable-graymap;base64,{pixels}"}}
+
+
+def with_images(body: dict[str, Any], _rng: random.Random) -> Asked:
+    """Half of the users' messages show one or two pictures of 24, before or after their words.
+
+    All conversations begin with the same question about one of four pictures, or about none.
+    """
+    shown = []
+    for place, one in enumerate(body["messages"]):
+        rng = random.Random(one["content"])  # a message shows the same ones in each turn
+        parts: list[Message] = [{"type": "text", "text": QUESTION if place == 1 else one["content"]}]
+        if one["role"] == "user":
+            count = rng.choice((0, 1) if place == 1 else (0, 0, 1, 2))
+            pictures = [picture(rng.randrange(4 if place == 1 else 24)) for _ in range(count)]
+            parts = parts + pictures if rng.random() < 0.5 else pictures + parts
+        shown.append({**one, "content": parts})
+    return chat({**body, "messages": shown}, _rng)
 
 
 def message(body: dict[str, Any], _rng: random.Random) -> Asked:

@@ -47,20 +47,6 @@ _JSON: dict[str, Any] = {"application/json": {}}
 _TEXT = {"type": "string"}
 _ADAPTER = {"type": "object", "properties": {"lora_name": _TEXT, "lora_path": _TEXT}, "required": ["lora_name"]}
 _REPLICA = {"type": "object", "properties": {"url": _TEXT, "name": _TEXT}, "required": ["url"]}
-# The app's own answers, by method and path; all other routes say that it is done.
-ANSWERS = {
-    ("GET", "/metrics"): "Prometheus text",
-    ("GET", "/usage"): "By day, key and model, or by some of these",
-    ("POST", "/replicas"): "Added",
-    ("POST", "/v1/load_lora_adapter"): "Which replicas have it",
-    ("POST", "/v1/unload_lora_adapter"): "Which replicas have it",
-    ("POST", "/reset_prefix_cache"): "Which replicas have cleared their caches",
-    ("POST", "/explain"): "What would be decided",
-    ("GET", "/decisions"): "The newest first",
-    ("GET", "/decisions/{request_id:path}"): "One of them",
-    ("GET", "/sessions"): "By model, those that wait to begin and the last ones that had a turn",
-    ("GET", "/prefixes"): "What saves most first",
-}
 CONTENT: dict[str, dict[str, Any]] = {"/metrics": {"text/plain": {}}, "/usage": {**_JSON, "text/csv": {}}}
 MODELS: dict[str, type[Struct]] = {"/v1/models": ModelList, "/v1/models/{model:path}": Model}
 TAKEN: dict[tuple[str, str], Callable[[], dict[str, Any]]] = {
@@ -93,7 +79,7 @@ def control(method: str, path: str) -> dict[str, Any]:
     if (model := MODELS.get(path)) is not None:
         found = schema.operation(None, model)
     else:
-        described = {"description": ANSWERS.get((method, path), "Done"), "content": CONTENT.get(path, _JSON)}
+        described = {"description": "Done", "content": CONTENT.get(path, _JSON)}
         found = {"responses": {"201" if (method, path) == ("POST", "/replicas") else "200": described}}
     if (taken := TAKEN.get((method, path))) is not None:
         found["requestBody"] = {"required": True, "content": {"application/json": {"schema": taken()}}}

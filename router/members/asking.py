@@ -2,7 +2,8 @@
 
 A conversation's first prompt is asked for as a whole. Of a later one only the new messages are, behind a greeting: the
 tokens that follow the greeting's also follow the prompt before. In which kinds of conversations that is so is learned
-by comparing, and compared again now and then.
+by comparing, and compared again now and then. Of a picture its tokens and its name are asked for, once; all else is
+asked with a small one in its place (`router.prompts.pictures`).
 
 Clients cause these questions, so they are bounded: so many at once at each replica, of bodies up to a size, each waited
 for so long. Whoever gets no answer is placed by text. What is remembered of one salt is used for no other.
@@ -13,7 +14,7 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
@@ -26,11 +27,12 @@ from api.http.prometheus import FIRST_TOKEN_S, Histogram
 from api.process.tasks import end
 from api.retention import common_packed
 from engines.prompts import dates
-from events.blocks import TOKEN_BYTES, pack_tokens
+from events.blocks import TOKEN_BYTES
 from router.members.broken import Broken
 from router.members.fetch import Fetched
 from router.members.members import Member, ServedModel, Server
 from router.members.verification import GREETING, MAX_BODY_BYTES, OFF
+from router.prompts.pictures import ITEMS, STAND_INS, cut, digest, placed
 from router.prompts.prompt import UNREADABLE, Prompt
 from router.prompts.shapes import DIFFERS
 from router.prompts.tokenizer_probe import told_in
@@ -40,10 +42,12 @@ log = logging.getLogger(__name__)
 
 WAIT_S = 0.1  # a request waits this long for its tokens
 ANSWER_S = 2.0  # an answer that comes later than that is of use for the next turn
-MAX_AT_ONCE = 4  # prompts that one replica is asked for
-LATE = "late"
+PICTURE_S = 10.0  # the same of a picture, which the engine has to prepare
+MAX_AT_ONCE = 4  # prompts and pictures that one replica is asked for
+MAX_PICTURES_AT_ONCE = 3  # of these
+LATE, PICTURE = "late", "picture"
 BUSY_S = 0.25  # a replica that was late is not asked for this long: its requests come first
-AGAIN_S = 60.0  # the same of a route that it does not have
+AGAIN_S = 60.0  # the same of a route that it does not have, and of pictures if it did not tell one
 MEMORY_BYTES = 64 * 1024 * 1024
 AGREEMENTS = 3  # after so many in a row only new messages of such conversations are asked about
 COMPARE_EVERY = 16  # then one in so many is compared with the whole
@@ -52,14 +56,13 @@ MAX_KINDS = 512
 MAX_END = 32  # tokens at a prompt's end that its next turn has not: they ask for the answer
 WHY_NOT = {
     "large": "its body is too large to ask its engine for its tokens",
-    "media": "its tokens are more than a text's",
+    "media": "it has media that are not sent in it, or are no pictures, or very many",
     "differs": "the tokens that its engine told differed from those that it computed",
     "mixed": "replicas of ours would compute tokens that were told, right or wrong",
     "busy": "no replica was free to tell its tokens",
     "late": f"no replica told its tokens within {WAIT_S:g} s",
     "refused": "its engine does not tell its tokens",
 }
-ITEMS = {"chat": "messages", "messages": "messages", "responses": "input"}
 HEADS = frozenset(("tools", "tool_choice", "system", "instructions"))  # fields that a prompt begins with
 # Fields that change no token of a prompt; all others are told to the engine, and compared.
 OF_ANSWERS = frozenset(
@@ -70,7 +73,7 @@ OF_ANSWERS = frozenset(
         *("cache_salt", "prompt_cache_key", "metadata", "store", "service_tier", "safety_identifier"),
     )
 )
-MEDIA = re.compile(rb'"type"\s*:\s*"(?:input_)?(?:image|audio|video|file|document)')
+OF_PICTURES = frozenset(("model", "mm_processor_kwargs", "media_io_kwargs"))  # fields that may change their tokens
 THOUGHTS = re.compile(rb'"(?:reasoning|thinking|redacted)|think>|THINK\]')  # templates leave out old ones
 
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
@@ -85,6 +88,7 @@ class Conversation(Struct):
     items: list[dict[str, Raw]]
     keys: list[bytes]
     thinks: bool
+    owner: bytes  # before the digest of a picture, its key
 
     @classmethod
     def read(cls, api: str, body: bytes, salt: str | None) -> "Conversation":
@@ -93,11 +97,12 @@ class Conversation(Struct):
         given = fields.get(ITEMS.get(api, ""), Raw(b""))
         items = _decode_items(fields.pop(ITEMS[api])) if bytes(given).startswith(b"[") else []
         keys = [key_of([api, salt, fields])]
+        owner = key_of([api, salt, {name: fields[name] for name in OF_PICTURES & fields.keys()}])
         for item in items:
             keys.append(key_of(item, keys[-1]))
-        return cls(api, fields, items, keys, THOUGHTS.search(body) is not None)
+        return cls(api, fields, items, keys, THOUGHTS.search(body) is not None, owner)
 
-    def body(self, items: Sequence[Mapping[str, Any]], without: frozenset[str] = frozenset()) -> bytes:
+    def body(self, items: Sequence[Mapping[str, Any]], without: Set[str] = frozenset()) -> bytes:
         fields: dict[str, Any] = {name: value for name, value in self.fields.items() if name not in without}
         if self.api == "messages":
             fields["max_tokens"] = 1  # such a request has to have it
@@ -105,8 +110,10 @@ class Conversation(Struct):
 
     def kind(self, begun: int) -> bytes:
         """Name all that may decide how the items from this place on follow the others."""
-        shown = [[*sorted(item), item.get("role")] for item in self.items[begun - 1 :]]
-        return key_of([self.api, self.fields.get("model"), sorted(self.fields), self.thinks, shown])
+        pictures = [bytes(item.get("content", b"")).count(STAND_INS[self.api]) for item in self.items]
+        shown = [[*sorted(item), item.get("role"), count] for item, count in zip(self.items, pictures, strict=True)]
+        more = shown[begun - 1 :], any(pictures[:begun])
+        return key_of([self.api, self.fields.get("model"), sorted(self.fields), self.thinks, *more])
 
 
 def key_of(value: Any, before: bytes = b"") -> bytes:
@@ -172,16 +179,15 @@ class Asking:
         """The token ids of each of its prompts, or the reason why they are not known."""
         tokens, shapes, now_s = model.tokens, model.tokens.shapes, self._now_s()
         assert shapes is not None, "its engine tells tokens"
-        if len(body) > MAX_BODY_BYTES or prompt.read_apart:
-            return "large"
-        if MEDIA.search(body):
-            return "media"
-        if any(one.profile.takes_envelope for one in model.members):
-            return "mixed"
         try:
-            asked = Conversation.read(api, body, prompt.salt)
+            shown = prompt.cut if prompt.read_apart else cut(api, body)
+            if shown is None:
+                return "large" if prompt.read_apart or len(body) > MAX_BODY_BYTES else "media"
+            asked = Conversation.read(api, shown.body, prompt.salt)
         except UNREADABLE:
             return "refused"
+        if any(one.profile.takes_envelope for one in model.members):
+            return "mixed"
         able = [one for one in model.members if one.profile.question and one.candidate.unavailable is None]
         odd = partial(tokens.odd, prompt)
 
@@ -192,29 +198,57 @@ class Asking:
             return "differs"  # until it is compared again, beside the traffic
         # The engine has to store the blocks of such tokens before they are called exact.
         shape, key = f"{api} as told: {' '.join(sorted(asked.fields))[:200]}", asked.keys[-1]
+        if shown.pictures:  # the tokens of each may depend on the others
+            shape += f"; {len(shown.pictures)} pictures"
         if shapes.why_not(shape, odd) == DIFFERS:
             if not may_ask(shape):
                 return "differs"
             self._forget()
-        told = self._recalled(key)
-        if told is None:
-            task, member = self._under_way.get(key), None
-            if task is None:
-                at = self._at
-                free = [one for one in able if at[one.server.name] < MAX_AT_ONCE and not self._rests(one, LATE)]
-                if not free:
-                    return "busy"
-                member = min(free, key=lambda one: (at[one.server.name], one.candidate.all_in_flight))
-                task = self._begin(member, key, self._learn(member, asked))
-            await asyncio.wait((task,), timeout=WAIT_S)
-            if not task.done():
-                if member is not None:
-                    self._let_rest(member, LATE, BUSY_S)
-                return "late"
-            told = task.result()
+
+        async def learn_picture(member: Member, named: bytes, start: int, stop: int) -> list[bytes]:
+            part, others = body[start:stop], asked.fields.keys() - OF_PICTURES
+            items = [{"role": "user", "content": [Raw(part)]}]
+            about = await asyncio.to_thread(lambda: digest(part) == named and asked.body(items, others))
+            told = await self._answer(member, PICTURE, api, about) if about else []  # else a salt has moved it
+            self._remember(asked.owner + named, told)
+            return told
+
+        learn = {key: partial(self._learn, asked=asked)}
+        for named, start, stop in shown.pictures:
+            learn[asked.owner + named] = partial(learn_picture, named=named, start=start, stop=stop)
+        known = await self.known(able, learn)
+        if isinstance(known, str):
+            return known
+        told, prompt.pictures = placed(known[key], [known[asked.owner + named] for named, _, _ in shown.pictures])
         if told:
             prompt.shape = shape
         return told or "refused"
+
+    async def known(
+        self, able: Sequence[Member], learn: Mapping[bytes, Callable[[Member], Coroutine[Any, Any, list[bytes]]]]
+    ) -> dict[bytes, list[bytes]] | str:
+        """Tell what is known by these keys, or why some of it is not; the first is the prompt's own."""
+        known, tasks, at = dict[bytes, list[bytes]](), dict[bytes, asyncio.Task[list[bytes]]](), self._at
+        asks, most, why = None, MAX_AT_ONCE, LATE
+        for key, ask in learn.items():
+            if (told := self._recalled(key)) is not None:
+                known[key] = told
+            elif (task := self._under_way.get(key)) is not None:
+                tasks[key] = task
+            else:
+                free = [one for one in able if at[one.server.name] < most and not self._rests(one, why)]
+                if not free:
+                    return "busy"
+                member = min(free, key=lambda one: (at[one.server.name], one.candidate.all_in_flight))
+                tasks[key] = self._begin(member, key, ask(member))
+                asks = member if why is LATE else asks
+            most, why = MAX_PICTURES_AT_ONCE, PICTURE
+        late = (await asyncio.wait(tasks.values(), timeout=WAIT_S))[1] if tasks else ()
+        if late:
+            if asks is not None and tasks[next(iter(learn))] in late:
+                self._let_rest(asks, LATE, BUSY_S)
+            return "late"
+        return known | {key: task.result() for key, task in tasks.items()}
 
     def _begin(self, member: Member, key: bytes, work: Coroutine[Any, Any, list[bytes]]) -> "asyncio.Task[list[bytes]]":
         def is_over(_: object) -> None:
@@ -237,9 +271,9 @@ class Asking:
         self._rests_until_s[member.server.process, why] = self._now_s() + for_s
 
     async def _answer(self, member: Member, about: str, api: str, body: bytes) -> list[bytes]:
-        """The engine's tokens of a request's prompts; none if it does not tell them."""
-        server, began_s = member.server, self._now_s()
-        for renders in (True, False):
+        """The engine's tokens of a request's prompts, or a picture's and its name; none if it does not tell them."""
+        server, began_s, is_picture = member.server, self._now_s(), about == PICTURE
+        for renders in (True,) if is_picture else (True, False):
             if self._rests(member, str(renders)):
                 continue
             question = None if member.profile.question is None else member.profile.question(api, body, renders)
@@ -247,14 +281,17 @@ class Asking:
                 return []
             self.questions[about] += 1
             try:
-                answer = await self._ask(server, question.path, question.body, ANSWER_S)
-            except Broken:
-                self._let_rest(member, LATE, BUSY_S)
+                answer = await self._ask(server, question.path, question.body, PICTURE_S if is_picture else ANSWER_S)
+            except Broken:  # as too long an answer is
+                self._let_rest(member, *((PICTURE, AGAIN_S) if is_picture else (LATE, BUSY_S)))
                 return []
             finally:
                 self.seconds.observe(self._now_s() - began_s)
             if answer.status == 200:
-                return [pack_tokens(one) for one in told_in(answer.body)]
+                told = told_in(answer.body)
+                if is_picture:
+                    return told[0][1][0] if told and len(told[0][1]) == 1 else []
+                return [packed for packed, _ in told]
             if answer.status not in OFF or (answer.status == 404 and b"model" in answer.body):
                 return []  # it refuses the request itself, as one for an adapter that it does not have
             self._let_rest(member, str(renders), AGAIN_S)

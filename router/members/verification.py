@@ -24,6 +24,7 @@ from router.members.fetch import Fetched
 from router.members.members import Member, ServedModel, Server
 from router.placement.index import APPROXIMATE
 from router.placement.placement import Placement
+from router.prompts.pictures import extras_of
 from router.prompts.prompt import Prompt
 from router.prompts.shapes import PLAIN, Difference, Odd, Shapes, difference
 from router.prompts.tokenizer_probe import Probe, token_ids_in
@@ -70,7 +71,7 @@ class Verification:
         odd = partial(model.tokens.odd, prompt)
         if not shapes.may_ask(name, member.server.process, odd, now_s) or about in self._under_way:
             return
-        if len(body) > MAX_BODY_BYTES or not self._may_ask(now_s):
+        if (len(body) > MAX_BODY_BYTES and not prompt.asked) or not self._may_ask(now_s):
             return
         packed = prompt.packed[0] if prompt.exact else prompt.unverified
         if packed is None:
@@ -225,6 +226,7 @@ class Verification:
         if size == APPROXIMATE:
             return 0
         root = root_key(prompt.model, prompt.lora, prompt.salt, size)
-        ahead = partial(extend_keys, root, packed, size, None)
-        matches = self._placement.index.match(block_keys(packed, size, root), 1 << member.slot, ahead=ahead)
+        extras = extras_of(prompt.pictures, size)
+        ahead = partial(extend_keys, root, packed, size, extras)
+        matches = self._placement.index.match(block_keys(packed, size, root, extras), 1 << member.slot, ahead=ahead)
         return matches.sure.get(member.slot, 0)

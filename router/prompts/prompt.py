@@ -18,6 +18,7 @@ from api.prompts.billing import BILLING_HEADER, without_billing
 from api.reading import read
 from api.retention import Retain
 from events.blocks import TOKEN_BYTES, block_keys, extend_keys, pack_tokens, root_key
+from router.prompts.pictures import Cut, Place, extras_of
 
 APPROXIMATE = 0  # stands for a block size: blocks of the prompt's bytes
 # Smaller ones cost time at each look-up, larger ones hide more of a shared beginning (docs/benchmarks-router.md).
@@ -150,6 +151,8 @@ class Prompt(Struct):
     all_tokens: int = 0  # the tokens of all its prompts; no look-up finds those after the first one cached
     reason: str | None = None  # `why_not` or `doubt` in a word, by which such prompts are counted
     asked: bool = False  # an engine was asked for its tokens
+    pictures: list[Place] = []  # among its tokens
+    cut: Cut | None = None  # its body without pictures, if another process has read it
 
     def keys(self, block_size: int, lookahead: int = 0) -> list[int]:
         """The keys of the full blocks of this many tokens, or of blocks of text if the size is APPROXIMATE.
@@ -163,13 +166,16 @@ class Prompt(Struct):
                 root = _unsalted_root(self.model, self.lora, block_size)
             else:
                 root = root_key(self.model, self.lora, self.salt, block_size)
-            if lookahead:
-                known = extend_keys(root, self.packed[0], block_size, lookahead=lookahead) if self.exact else []
-            elif block_size == APPROXIMATE:
+            if block_size == APPROXIMATE:
                 text = self.text if self._text is None else self._text
                 known = extend_keys(root, text, APPROXIMATE_BLOCK_BYTES // TOKEN_BYTES)
+            elif not self.exact:
+                known = []
+            elif lookahead or self.pictures:
+                extras = extras_of(self.pictures, block_size)
+                known = extend_keys(root, self.packed[0], block_size, extras, lookahead)
             else:
-                known = block_keys(self.packed[0], block_size, root) if self.exact else []
+                known = block_keys(self.packed[0], block_size, root)
             self._keys[kind] = known
         return known
 

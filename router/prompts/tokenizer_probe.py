@@ -8,10 +8,13 @@ import msgspec
 from msgspec import Meta, Struct
 
 from api.errors import ApiError
+from api.native import unpack_ids
 from api.openai.engine_requests import TokenizeRequest
 from api.openai.requests import read
 from api.prompts.prompts import Prompts
 from engines.profile import PromptBuilder
+from events.blocks import pack_tokens
+from router.prompts.pictures import MARK
 from router.prompts.prompt import UNREADABLE
 
 _TEXT = "The naïve fox's 12345 jumps…\n\n  def f(x):\treturn {'a': [1, 2]}  # 東京 👩‍👧 ﬁ\r\n"
@@ -52,10 +55,15 @@ class ProbeResult(Struct, frozen=True):
     why: str
 
 
+class _Features(Struct):
+    mm_hashes: dict[str, list[str]] = {}
+    mm_placeholders: dict[str, list[dict[str, Annotated[int, Meta(ge=0)]]]] = {}
+
+
 class _Tokenized(Struct):
-    tokens: list[Annotated[int, Meta(ge=0, lt=2**32)]] | None = None
-    token_ids: list[Annotated[int, Meta(ge=0, lt=2**32)]] | None = None
-    features: Any = None  # images and the like, which have more than tokens
+    tokens: list[Annotated[int, Meta(ge=0, lt=2**31)]] | None = None
+    token_ids: list[Annotated[int, Meta(ge=0, lt=2**31)]] | None = None
+    features: _Features | None = None  # pictures and the like
 
 
 _decode = msgspec.json.Decoder(_Tokenized | list[_Tokenized]).decode
@@ -104,19 +112,32 @@ def verdict(asked: Sequence[Probe], answers: Iterable[tuple[int, bytes]]) -> Pro
     return ProbeResult(True, f"{len(asked)} answers of POST /tokenize are as expected")
 
 
-def told_in(body: bytes) -> list[list[int]]:
-    """The tokens of each prompt, in an answer of `/tokenize` or of a route that renders; none where it has more."""
+def told_in(body: bytes) -> list[tuple[bytes, list[list[bytes]]]]:
+    """Each prompt in an answer of `/tokenize` or of a route that renders, packed; none if one cannot be read.
+
+    A mark stands for each picture, and the tokens and the name of each come then.
+    """
+    told = []
     try:
         found = _decode(body)
-    except UNREADABLE:
+        for one in found if isinstance(found, list) else [found]:
+            ids, packed, pictures, end = one.tokens or one.token_ids or [], b"", list[list[bytes]](), 0
+            places, names = (one.features.mm_placeholders, one.features.mm_hashes) if one.features else ({}, {})
+            named = [pair for kind in names for pair in zip(places[kind], names[kind], strict=True)]
+            for start, length, name in sorted((at["offset"], at["length"], name) for at, name in named):
+                if not end <= start < start + length <= len(ids):
+                    return []
+                packed, end = packed + pack_tokens(ids[end:start]) + MARK, start + length
+                pictures.append([pack_tokens(ids[start:end]), name.encode()])
+            told.append((packed + pack_tokens(ids[end:]), pictures))
+    except (*UNREADABLE, ValueError, KeyError):  # the latter are of features that do not belong together
         return []
-    told = [one.tokens or one.token_ids for one in (found if isinstance(found, list) else [found]) if not one.features]
-    return [one for one in told if one] if all(told) else []
+    return told if all(packed for packed, _ in told) else []
 
 
 def token_ids_in(body: bytes) -> list[int] | None:
-    """The tokens of the first prompt; None if there are none."""
-    return next(iter(told_in(body)), None)
+    """The tokens of the first prompt; None if there are none, or more than tokens."""
+    return next((unpack_ids(packed) for packed, pictures in told_in(body)[:1] if not pictures), None)
 
 
 def conversations(prompts: Prompts) -> list[str]:

@@ -341,6 +341,7 @@ def make_for(model: ServedModel, api: str, salt: str | None) -> Make:
         with_text=APPROXIMATE in model.slots,
         engine="" if tokens.engine is None else tokens.engine.name,
         native=model.is_ours,
+        cuts=tokens.question is not None,
     )
 
 
@@ -373,5 +374,6 @@ def prompt_from(made: Made, model: ServedModel, peek: Peek, salt: str | None) ->
         retain=made.retain if exact else [],
         dated_s=made.dated_s,
         all_tokens=length + made.further_tokens,
+        cut=made.cut if made.cut is not None and is_quick(made.cut.body) else None,
         reason=("shape" if why else "unverified") if made.exact and (why or doubt) else made.reason,
     )

@@ -1,7 +1,7 @@
 """Writes down what the engine's cache manager found for each request: the truth that predictions are held against.
 
 RUNNER_LOG names the file: JSON lines `{"admit": id, "hit": tokens, "lower": tokens, "prompt": token ids, "salt": ...,
-"adapter": ...}`. `lower` is what a connector loads from other memory beyond the hit.
+"adapter": ..., "pictures": [[name, first token, tokens]]}`. `lower` is what a connector loads from elsewhere.
 """
 
 import json
@@ -20,7 +20,9 @@ def watch(log_path: str, *, connected: bool) -> None:
     def write(request: Any, hit: int, lower: int) -> None:
         adapter = request.lora_request.lora_name if request.lora_request else None
         line = {"admit": request.request_id, "hit": hit, "lower": lower, "prompt": list(request.prompt_token_ids)}
-        os.write(log, json.dumps({**line, "salt": request.cache_salt, "adapter": adapter}).encode() + b"\n")
+        pictures = [(one.identifier, one.mm_position.offset, one.mm_position.length) for one in request.mm_features]
+        line |= {"salt": request.cache_salt, "adapter": adapter, "pictures": pictures}
+        os.write(log, json.dumps(line).encode() + b"\n")
 
     def get_computed_blocks(self: Any, request: Any, *args: Any) -> Any:
         found = of_cache(self, request, *args)

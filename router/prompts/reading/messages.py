@@ -13,6 +13,7 @@ from msgspec import Struct
 from api.errors import ApiError
 from api.openai_responses.named import NamedResponses
 from api.retention import Retain
+from router.prompts.pictures import Cut
 
 LENGTH = struct.Struct("<I")
 OUT_OF_MEMORY = 3  # the exit code of a process that has no memory for the message it was sent
@@ -41,6 +42,7 @@ class Make(Struct, tag=True):
     with_text: bool  # approximate keys are wanted in any case
     engine: str  # the engine whose way of building prompts is followed; empty: our own
     native: bool  # all replicas are ours: send only the fields that they read; others need the salt in the body
+    cuts: bool = False  # its engine is asked about pictures
 
 
 class Salt(Struct, tag=True):
@@ -79,6 +81,7 @@ class Made(Struct, tag=True):
     dated_s: float | None = None  # the moment at which its template was asked for the date
     reason: str | None = None  # `why_not` or `doubt` in a word
     further_tokens: int = 0  # the tokens of the prompts after the first one
+    cut: Cut | None = None
 
 
 class Refused(Struct, tag=True):

@@ -23,6 +23,7 @@ from api.process.lifeline import die_with_parent
 from api.prompts.counting import Counted, check_counts
 from api.prompts.prompts import Prompts
 from api.tokens.tokenizer import load_tokenizer
+from router.prompts.pictures import cut
 from router.prompts.prefixes.recent import TEXT_BYTES
 from router.prompts.prompt import (
     APPROXIMATE,
@@ -145,6 +146,7 @@ class Process:
         prompt = tokens.draft(make.api, body, peek, make.lora, make.salt, make.max_model_len).finish()
         keys = prompt.keys(APPROXIMATE)[:MAX_TEXT_KEYS] if reads_text else None
         changed, has_salt = sent(body, peek, make)
+        without = cut(make.api, changed or body) if make.cuts else None
         return Made(
             body=changed,
             salted=has_salt,
@@ -161,6 +163,7 @@ class Process:
             retain=prompt.retain,
             dated_s=prompt.dated_s,
             further_tokens=prompt.all_tokens - prompt.tokens,
+            cut=without if without is not None and without.pictures else None,
             reason=prompt.reason,
         )
 

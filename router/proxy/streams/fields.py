@@ -88,7 +88,7 @@ def why_alone(prompt: Prompt, body: bytes) -> str | None:
     """The reason why no other replica could continue the answer; None if one could."""
     if not prompt.exact:
         return f"its prompt is known only approximately ({prompt.why_not})"
-    field = not_resumable(body) or ("n" if prompt.choices != 1 else None)
+    field = not_resumable(body) or ("n" if prompt.choices != 1 else "a picture" if prompt.pictures else None)
     if field is None:
         try:
             asked = decode_asked(body)

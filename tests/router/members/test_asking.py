@@ -20,6 +20,7 @@ from router.members import asking
 from router.members.asking import AGREEMENTS, COMPARE_EVERY, MAX_AT_ONCE, Asking
 from router.members.broken import Broken
 from router.members.fetch import Fetched
+from router.prompts.pictures import MAX_BYTES, MEDIA, cut
 from router.prompts.prompt import Prompt, read_peek
 from router.prompts.shapes import RETRY_S, Difference
 from router.prompts.tokens import Tokens
@@ -29,7 +30,6 @@ from tests.router.loopback import until
 SYSTEM = {"role": "system", "content": "You are terse. " * 20}
 USER = {"role": "user", "content": "Say something about the weather in Zürich, in two sentences at most."}
 THOUGHT = {"role": "assistant", "content": "Rain.", "reasoning_content": "It is autumn."}
-IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]}
 PLAIN = "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }}<|im_end|>{% endfor %}"
 LONG = "{% if messages | length > 3 %}Long: {% endif %}"
 COUNTS = "{% for m in messages %}<|im_start|>{{ messages | length }} {{ m.content }}<|im_end|>{% endfor %}"
@@ -54,6 +54,26 @@ class Engine:
         encode = self.made_by.tokenizer.encode
         return [encode(str(text), add_special_tokens=asked.special_tokens) for text in asked.texts]
 
+    def shown(self, api: str, body: bytes) -> dict[str, Any]:
+        """A prompt with pictures. Each is named by its data, and has as many tokens as these have bytes."""
+        asked, names = json.loads(body) | {"mm_processor_kwargs": None}, list[str]()
+        for item in asked["input" if api == "responses" else "messages"]:
+            for part in item["content"] if isinstance(item["content"], list) else ():
+                if part["type"] != "text":
+                    url = part.get("image_url") or part["source"]["data"]
+                    names.append((url["url"] if isinstance(url, dict) else url).rpartition(",")[2])
+                    part.clear()
+                    part |= {"type": "text", "text": "\x01"}
+        [text], ids, places = Vllm(self.made_by).read(api, json.dumps(asked).encode()).texts, list[int](), []
+        for number, piece in enumerate(str(text).split("\x01")):
+            if number:
+                places.append({"offset": len(ids), "length": len(names[number - 1])})
+                ids += [5] * len(names[number - 1])
+            ids += self.made_by.tokenizer.encode(piece, add_special_tokens=False)
+        pixels = None if asked.get("mm_payload") == "none" else "all of them"
+        features = {"mm_hashes": {"image": names}, "mm_placeholders": {"image": places}, "kwargs_data": pixels}
+        return {"request_id": "a", "token_ids": ids, "features": features if names else None}
+
     async def answer(self, server: Any, path: str, body: bytes, timeout_s: float) -> Fetched:  # noqa: ARG002
         self.asked.append((server.name, path, body))
         await self.wait.wait()
@@ -62,6 +82,11 @@ class Engine:
         apis = {path: api for api, path in RENDER.items()}
         api = apis.get(path) or ("chat" if b'"messages"' in body else "completions")
         assert api != "messages" or b'"max_tokens"' in body, "vLLM refuses it"
+        if MEDIA.search(body):
+            shown = self.shown(api, body)
+            assert path not in apis or shown["features"]["kwargs_data"] is None
+            tokenized = {"count": 1, "tokens": shown["token_ids"]}
+            return Fetched(200, [], json.dumps(shown if path in apis else tokenized).encode())
         told = self.ids(api, body)
         rendered: list[Any] = [{"request_id": "a", "token_ids": one, "features": None} for one in told]
         answer = rendered if api == "completions" else rendered[0]
@@ -81,14 +106,23 @@ class World:
         candidate = SimpleNamespace(unavailable=None, all_in_flight=0)
         return SimpleNamespace(name=name, server=server, candidate=candidate, profile=profile_of("vllm"))
 
-    async def tell(self, salt: str | None = None, api: str = "", *, is_equal: bool = True, **fields: Any) -> Prompt:
+    async def tell(
+        self, salt: str | None = None, api: str = "", *, is_equal: bool = True, apart: bool = False, **fields: Any
+    ) -> Prompt:
         api = api or ("chat" if "messages" in fields else "completions")
         body = json.dumps({"model": "m", "stream": True} | fields).encode()
-        prompt = self.tokens.draft(api, body, read_peek(body), salt=salt).finish()
+        prompt, shown = self.tokens.draft(api, body, read_peek(body), salt=salt).finish(), cut(api, body)
+        prompt.read_apart, prompt.cut = apart, shown if apart and shown is not None and shown.pictures else None
         assert self.asking.wants(self.tokens, prompt)
         await self.asking.tell(self.model, prompt, api, body)
         assert not self.asking.wants(self.tokens, prompt) and prompt.exact is ("as told" in str(prompt.shape))
-        if prompt.exact and is_equal:
+        if prompt.exact and is_equal and MEDIA.search(body):
+            told = self.engine.shown(api, body)
+            assert prompt.packed == [pack_tokens(told["token_ids"])]
+            named, places = told["features"]["mm_hashes"], told["features"]["mm_placeholders"]["image"]
+            at = [(one["offset"], one["length"]) for one in places]
+            assert prompt.pictures == [(name, *place) for name, place in zip(named["image"], at, strict=True)]
+        elif prompt.exact and is_equal:
             assert prompt.packed == [pack_tokens(one) for one in self.engine.ids(api, body)]
         return prompt
 
@@ -109,7 +143,8 @@ class World:
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
+async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    monkeypatch.setattr(asking, "WAIT_S", 5.0)
     made = World(prompts("qwen", tmp_path))
     yield made
     await made.asking.close()
@@ -228,10 +263,79 @@ async def test_of_a_model_with_a_tokenizer_what_differs_or_is_not_followed_is_as
         assert not prompt.exact and world.asking.wants(world.tokens, prompt) is is_asked
 
 
-async def test_what_is_large_or_has_images_is_not_asked_about(world: World) -> None:
-    for message in (USER | {"content": "word " * 60_000}, IMAGE):
-        assert not (await world.tell(messages=[message])).exact
-    assert world.engine.asked == [] and world.asking.outcomes == {"large": 1, "media": 1}
+def seen(*pictures: str, text: str = "What is it?", before: str = "data:image/png;base64,") -> dict[str, Any]:
+    """A message with pictures before its text."""
+    urls = [{"type": "image_url", "image_url": {"url": before + picture}} for picture in pictures]
+    return {"role": "user", "content": [*urls, {"type": "text", "text": text}]}
+
+
+async def test_what_is_large_or_names_its_images_is_not_asked_about(world: World) -> None:
+    named, large = seen("a.png", before="https://example.com/"), seen("A" * MAX_BYTES)
+    for message, apart in ((USER | {"content": "word " * 60_000}, False), (named, False), (USER, True), (large, True)):
+        assert not (await world.tell(messages=[message], apart=apart)).exact
+    assert world.engine.asked == [] and world.asking.outcomes == {"large": 3, "media": 1}
+
+
+async def test_a_picture_is_asked_about_once_and_each_prompt_with_a_small_one(world: World) -> None:
+    first = await world.tell(messages=[SYSTEM, seen("A" * 900)])
+    assert world.asking.questions == {"picture": 1, "whole": 1}
+    other = await world.tell(messages=[SYSTEM, seen("B" * 900)])
+    assert world.asking.questions == {"picture": 2, "whole": 1}, "the text is the same"
+    assert first.packed == other.packed and first.keys(16) != other.keys(16)
+    again = await world.tell(messages=[SYSTEM, seen("A" * 900)], apart=True)
+    assert again.keys(16) == first.keys(16) and sum(world.asking.questions.values()) == 3
+    moved = await world.tell(messages=[seen("B" * 900, "A" * 900, "B" * 900)])
+    assert world.asking.questions == {"picture": 2, "whole": 2} and len(moved.pictures) == 3
+    assert moved.shape != first.shape, "it is verified by itself"
+    assert max(len(body) for _, path, body in world.engine.asked if b"terse" in body) < 1200
+
+
+async def test_other_apis_show_pictures_too(world: World) -> None:
+    source = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
+    shown = {"role": "user", "content": [{"type": "image", "source": source}]}
+    assert (await world.tell(api="messages", messages=[shown], max_tokens=5)).exact
+    part = {"type": "input_image", "detail": "auto", "image_url": "data:image/png;base64,AAAA"}
+    assert (await world.tell(api="responses", input=[{"role": "user", "content": [part]}])).exact
+
+
+async def test_a_tenants_picture_is_not_known_to_another_one(world: World) -> None:
+    for salt, count in (("a", 1), ("a", 1), ("b", 2), (None, 3)):
+        assert (await world.tell(salt, messages=[seen("AAAA")])).exact
+        assert world.asking.questions["picture"] == count
+    assert (await world.tell(messages=[seen("AAAA")], mm_processor_kwargs={"max_pixels": 9})).exact
+    assert world.asking.questions["picture"] == 4, "it may have other tokens then"
+
+
+async def test_new_messages_follow_pictures_as_they_do_texts(world: World) -> None:
+    costs = await world.talk(10, seen("AAAA"))
+    assert costs[-1] == {"new": 1} and world.asking.questions["picture"] == 1
+    costs = await world.talk(10, *[seen(f"AAA{number}", text=str(number)) for number in range(9)])
+    assert costs[-1] == {"new": 1, "picture": 1}
+
+
+async def test_a_picture_that_comes_late_is_known_the_next_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "WAIT_S", 0.01)
+    assert (await world.tell(messages=[seen("BBBB")])).exact
+    world.engine.wait.clear()
+    pictures = [await world.tell(messages=[seen(name * 4)]) for name in "CDEFGHIJ"]
+    assert [str(one.why_not).rpartition("; ")[2] for one in pictures] == [asking.WHY_NOT["late"]] * 6 + [
+        asking.WHY_NOT["busy"]
+    ] * 2
+    await world.tell(messages=[seen("CCCC")])
+    assert world.asking.questions["picture"] == 7, "one question is asked about it"
+    world.engine.wait.set()
+    await world.settled()
+    assert (await world.tell(messages=[seen("CCCC"), USER])).exact
+    assert world.asking.questions["picture"] == 7
+
+
+async def test_of_a_replica_that_tells_no_picture_none_is_asked_for_a_while(world: World) -> None:
+    world.engine.without = (RENDER["chat"],)
+    for _ in range(3):
+        assert not (await world.tell(messages=[seen("AAAA")])).exact
+    assert len([path for _, path, _ in world.engine.asked if path != "/tokenize"]) <= 2, "each replica was asked once"
+    world.now_s, world.engine.without = asking.AGAIN_S, ()
+    assert (await world.tell(messages=[SYSTEM, seen("AAAA")])).exact
 
 
 async def test_what_replicas_of_ours_would_compute_is_not_asked_for(world: World) -> None:

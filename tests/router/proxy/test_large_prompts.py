@@ -9,6 +9,7 @@ import pytest
 
 from api.prompts.prompts import Prompts
 from router.members.members import ServedModel
+from router.prompts.pictures import cut
 from router.prompts.prompt import APPROXIMATE, Peek, Prompt, read_peek
 from router.prompts.reading import process
 from router.prompts.shapes import DIFFERS, NOT_YET, Difference
@@ -30,16 +31,16 @@ def ours(tmp_path: Path) -> Prompts:
     return prompts("qwen", tmp_path)
 
 
-def read(tokens: Tokens, monkeypatch: pytest.MonkeyPatch, ours: Prompts) -> Prompt:
-    """The prompt of BODY by way of a reading process."""
+def read(tokens: Tokens, monkeypatch: pytest.MonkeyPatch, ours: Prompts, body: bytes = BODY) -> Prompt:
+    """The prompt of a body by way of a reading process."""
     monkeypatch.setattr(process, "limit_memory", lambda _: None)
     monkeypatch.setattr(process, "load_tokenizer", lambda _: ours.tokenizer)
     monkeypatch.setattr(process, "Prompts", lambda *_: ours)
     model = ServedModel("m", None, tokens)
-    apart: Any = process.take_apart(BODY)
+    apart: Any = process.take_apart(body)
     found = process.found_in(apart)
     reader = process.Process(io.BytesIO(), io.BytesIO())
-    made = reader._made(BODY, apart, found, make_for(model, "chat", None))
+    made = reader._made(body, apart, found, make_for(model, "chat", None))
     return prompt_from(made, model, Peek(**found.fields), None)
 
 
@@ -65,6 +66,16 @@ def test_a_large_prompt_of_a_verified_shape_is_exact(ours: Prompts, monkeypatch:
     tokens.shapes.differed(shape, "r1 #1", frozenset, Difference("r1", 0, "", ""), 0.0)
     differing = read(tokens, monkeypatch, ours)
     assert differing.why_not == DIFFERS and differing.reason == "shape"
+
+
+def test_the_pictures_of_a_large_body_are_cut_out_for_an_engine_that_is_asked(
+    ours: Prompts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": [part]}]}).encode()
+    asked, unasked = (Tokens("m", None, strict=False, engine=name) for name in ("vllm", ""))
+    assert read(asked, monkeypatch, ours, body).cut == cut("chat", body) is not None
+    assert read(unasked, monkeypatch, ours, body).cut is read(asked, monkeypatch, ours).cut is None
 
 
 def test_a_large_prompt_of_an_engine_that_says_nothing_is_not_called_exact(
