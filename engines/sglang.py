@@ -1,14 +1,18 @@
 """SGLang (0.5.23; what older versions do otherwise is said where it matters)."""
 
 import re
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import Meta, Struct
 
 from engines.metrics import EngineMetrics
-from engines.profile import EngineProfile, ServerCommand
+from engines.profile import EngineProfile, PromptBuilder, ServerCommand
 from engines.sources import MAX_RANKS, NAME_THEM, NO_EVENTS, UNREADABLE, Ask, Publisher, Sources
+
+if TYPE_CHECKING:
+    from api.prompts.prompts import Prompts
+    from engines.prompts.asked import Question
 
 STEERED = (0, 5, 10)  # the first version that obeys the header of a rank
 # It takes its key as an option alone, and everybody on a machine can read a command line: it is added inside.
@@ -92,6 +96,18 @@ def _offset(base: Publisher, number: int) -> Publisher:
         return base
 
 
+def _prompts(prompts: "Prompts") -> PromptBuilder:
+    from engines.prompts.sglang import Sglang
+
+    return Sglang(prompts)
+
+
+def question(api: str, body: bytes, renders: bool) -> "Question | None":  # noqa: ARG001  # no other route tells tokens
+    from engines.prompts.sglang import tokenized
+
+    return tokenized(api, body)
+
+
 PROFILE = EngineProfile(
     name="sglang",
     owner="sglang",
@@ -105,6 +121,8 @@ PROFILE = EngineProfile(
     rank_header="x-data-parallel-rank",
     transfer_fields=("bootstrap_host", "bootstrap_port", "bootstrap_room", "disagg_prefill_dp_rank"),
     placing_fields=("data_parallel_rank", "routed_dp_rank", "routing_key", "http_worker_ipc", "lora_id"),
+    prompts=_prompts,
+    question=question,
     adapter_routes="",
     reset_path="/flush_cache",
     events_advice="start it with --kv-events-config, at an endpoint that the router can reach",

@@ -30,6 +30,11 @@ def takes_parts(template: nodes.Template) -> bool:
     return False
 
 
+def loops_over_content(template: nodes.Template, names: set[str]) -> bool:
+    """Return whether the template loops over the content of a variable with one of these names."""
+    return any(_is_content_of(loop.iter, names) for loop in template.find_all(nodes.For))
+
+
 def _loops(root: nodes.Node) -> Iterator[tuple[nodes.For, nodes.Name]]:
     for loop in root.find_all(nodes.For):
         if isinstance(loop.target, nodes.Name):

@@ -15,7 +15,7 @@ from msgspec import Struct
 from api.errors import ApiError, invalid
 from api.prompts.billing import without_billing
 from api.prompts.prompts import Prompts
-from api.prompts.templates import Conversation
+from api.prompts.templates import ChatTemplate, Conversation
 from api.reading import read
 from engines.prompts import dates
 from engines.prompts.asked import Asked, Question, Text, chat_shape
@@ -106,7 +106,7 @@ class Vllm:
             except ApiError:  # there is none, and no chat
                 template = None
             source = "" if template is None else template.source
-            self._takes_parts.append(template is not None and takes_parts(template.parsed()))
+            self._takes_parts.append(template is not None and self.wants_parts(template))
             self._shown.append(dates.shown(source))
             self._knows_developer.append('"developer"' in source or "'developer'" in source)
 
@@ -140,7 +140,7 @@ class Vllm:
     def chat(self, api: str, asked: ChatFields, max_model_len: int | None = None) -> Asked:
         _check(asked, ("truncate_prompt_tokens", "mm_processor_kwargs", "chat_template"))
         given = self._arguments(asked)
-        tools, kinds = described_tools(asked.tools)
+        tools, kinds = self.tools_shown(asked.tools)
         messages, turns = self._messages(asked.messages, with_tools=bool(tools), checked=api != "responses")
         template = self._prompts.template(bool(tools))
         conversation = Conversation(
@@ -243,10 +243,19 @@ class Vllm:
                 seen = [{"role": "system", "content": "\n\n".join(filter(None, contents))}, *others]
         return seen, turns
 
-    def _arguments(self, asked: ChatFields) -> dict[str, Any]:
-        given = asked.chat_template_kwargs or {}
+    def wants_parts(self, template: ChatTemplate) -> bool:
+        return takes_parts(template.parsed())
+
+    def tools_shown(self, tools: list[Any] | None) -> tuple[list[dict[str, Any]], list[str] | None]:
+        return described_tools(tools)
+
+    def _checked(self, given: dict[str, Any]) -> dict[str, Any]:
         if taken := given.keys() & (RESERVED | self._prompts.tokenizer.special_tokens.keys()):
             raise invalid(f"chat_template_kwargs sets {min(taken)!r}", "chat_template_kwargs")
+        return given
+
+    def _arguments(self, asked: ChatFields) -> dict[str, Any]:
+        given = self._checked(asked.chat_template_kwargs or {})
         effort = asked.reasoning_effort
         if effort is not None:
             thinks = {} if "enable_thinking" in given else {"enable_thinking": effort != "none"}

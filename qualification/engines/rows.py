@@ -72,7 +72,7 @@ class Row(Struct, frozen=True, kw_only=True):
             self.algorithm,
             self.ranks,
             self.adapters,
-            self.sglang,
+            self.sglang and self.change,  # the replay of a long history loses some of it
             self.model,
         )
 
@@ -137,7 +137,12 @@ ROWS: dict[str, Row] = {
     "4 ranks": Row(ranks=4),
     "5 clients": Row(clients=5),
     "SGLang": Row(sglang=True),
+    "SGLang, completions": Row(sglang=True, change=traffic.completion),
     "SGLang, salts": Row(sglang=True, change=traffic.salted),
+    "SGLang, tools": Row(sglang=True, change=traffic.with_tools),
+    "SGLang, JSON mode": Row(sglang=True, change=traffic.as_json),
+    "SGLang, flags and parts": Row(sglang=True, change=traffic.with_flags),
+    "SGLang, messages": Row(sglang=True, change=traffic.message),
     "SGLang, pages of 1": Row(sglang=True, block_size=1, blocks=8192),
     "SGLang, pages of 64": Row(sglang=True, block_size=64, blocks=128),
     "SGLang, bigrams": Row(sglang=True, options=("eagle",)),

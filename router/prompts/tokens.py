@@ -41,9 +41,7 @@ QUICK_TEXT_BYTES_OF_FAST = 16 * 1024  # for an encoder that takes a twentieth, b
 QUICK_BODY_BYTES = 64 * 1024  # the bytes that are quick to read, check and render
 QUICK_APPROXIMATE_BYTES = 1024 * 1024  # the bytes that are quick to read and hash
 
-PLAIN_ROLES = ("system", "user", "assistant")
-DATED = {"nothing": None, "date": dates.SHOWS_DATE, "time": dates.SHOWS_TIME}
-UNFOLLOWED = "how its engine builds a prompt of more than plain messages is not known here"
+UNFOLLOWED = "how its engine builds the prompt of a chat is not known here"
 
 Found: TypeAlias = LookUp | Text
 
@@ -303,31 +301,9 @@ def _asked(prompts: Prompts, body: bytes, api: GenerationApi, strict: bool, max_
         if strict and asks_for_retention(request):  # other engines do not know it
             asked.retaining = request
             asked.ended = {point: prompts.text_ended_at(request, point) for point in breakpoints(request)}
-        if not (strict or _is_plain(request)):
-            asked.doubt = UNFOLLOWED
-        elif not strict and (template := prompts.template(bool(request.tools))) is not None:
-            asked.doubt = DATED[dates.shown(template.source)]
+        asked.doubt = None if strict else UNFOLLOWED
         return asked
     return Asked(prompts.completion_texts(request, max_model_len), request.n, request.add_special_tokens is not False)
-
-
-def _is_plain(request: ChatRequest) -> bool:
-    """Tell whether a chat uses nothing but what the check of a replica's tokenizer covers.
-
-    Engines differ in chats that end with the assistant, too: SGLang makes that message a user's, or encodes it alone.
-    """
-    if request.tools or request.chat_template_kwargs or request.reasoning_effort is not None:
-        return False
-    if request.add_special_tokens or request.add_generation_prompt is False or request.messages[-1].role == "assistant":
-        return False
-    return not any(
-        message.role not in PLAIN_ROLES
-        or message.tool_calls
-        or message.name
-        or message.reasoning_content
-        or isinstance(message.content, list)
-        for message in request.messages
-    )
 
 
 def _special_ids(tokenizer: Tokenizer) -> tuple[bytes, bytes] | None:

@@ -1,27 +1,36 @@
-"""SGLang's own radix cache, block recorder and publisher behind a small HTTP server that computes nothing.
+"""SGLang's own reading of requests, prompts, radix cache, publishers and answers, and nothing computed between them.
 
 In an environment of its own, with the arguments MODEL_FOLDER LOG PORT PAGE_SIZE TOKENS EVENTS [eagle]; EVENTS is JSON.
-The server around them is ours: it finds, inserts and evicts as SGLang's scheduler does, one request at a time.
+The scheduler is ours: it finds, inserts and evicts as SGLang's does, one request at a time.
 """
 
 import asyncio
 import json
 import sys
 import time
-import uuid
 import zlib
 from array import array
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import uvicorn
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.responses import PlainTextResponse
 from sglang.srt.disaggregation.kv_events import KVEventBatch, ZmqEventPublisher
+from sglang.srt.entrypoints.anthropic.protocol import AnthropicMessagesRequest
+from sglang.srt.entrypoints.anthropic.serving import AnthropicServing
+from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest, TokenizeRequest
+from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
+from sglang.srt.entrypoints.openai.serving_completions import OpenAIServingCompletion
+from sglang.srt.entrypoints.openai.serving_tokenize import OpenAIServingTokenize
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InsertParams, MatchPrefixParams
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey
-from transformers import AutoTokenizer
+from sglang.srt.parser.template_manager import TemplateManager
+from sglang.srt.runtime_context import get_context
+from transformers import AutoConfig, AutoTokenizer
 
 folder, log_path, port, page_size, capacity, published = sys.argv[1:7]
 PAGE, CAPACITY, EAGLE = int(page_size), int(capacity), "eagle" in sys.argv[7:]
@@ -85,39 +94,62 @@ async def compute(prompt: list[int], salt: str | None, most: int) -> tuple[int, 
     return found.device_prefix_len, tokens[len(prompt) :]
 
 
-async def answered(request: Request, body: dict[str, Any], prompt: list[int], kind: str) -> dict[str, Any]:
-    """Compute an answer; return it with all but the choice that holds its text."""
-    name = request.headers.get("x-request-id") or uuid.uuid4().hex
+async def generate_request(asked: Any, request: Request) -> AsyncIterator[list[dict[str, Any]]]:
+    """Compute an answer for SGLang's routes: one item for each choice."""
+    prompt = list(asked.input_ids or tokenizer.encode(asked.text))
+    name, salt = request.headers["x-request-id"], asked.cache_salt
     async with turn:
-        hit, answer = await compute(prompt, body.get("cache_salt"), body.get("max_tokens") or 16)
-        log.write(json.dumps({"admit": name, "hit": hit, "prompt": prompt, "salt": body.get("cache_salt")}) + "\n")
-    usage = {
-        "prompt_tokens": len(prompt),
-        "completion_tokens": len(answer),
-        "total_tokens": len(prompt) + len(answer),
-        "prompt_tokens_details": {"cached_tokens": hit},
-    }
-    text = tokenizer.decode(answer)
-    said = {"message": {"role": "assistant", "content": text}} if kind == "chat.completion" else {"text": text}
-    choice = {"index": 0, "finish_reason": "length", **said}
-    return {"id": name, "object": kind, "created": 0, "model": body["model"], "choices": [choice], "usage": usage}
+        hit, answer = await compute(prompt, salt, asked.sampling_params["max_new_tokens"] or 16)
+        log.write(json.dumps({"admit": name, "hit": hit, "prompt": prompt, "salt": salt}) + "\n")
+    counts = {"prompt_tokens": len(prompt), "completion_tokens": len(answer), "cached_tokens": hit}
+    logprobs = [(-1.0, token, tokenizer.decode([token])) for token in answer]
+    meta = {"id": name, "finish_reason": {"type": "length"}, "weight_version": "", "output_token_logprobs": logprobs}
+    item = {"text": tokenizer.decode(answer), "output_ids": answer, "meta_info": meta | counts}
+    yield [item] * (asked.sampling_params.get("n") or 1)
+
+
+get_context().override_server_args(enable_cache_report=True).install()
+model = SimpleNamespace(
+    hf_config=AutoConfig.from_pretrained(folder),
+    is_multimodal=False,
+    context_len=4096,
+    get_default_sampling_params=dict,
+)
+manager = SimpleNamespace(  # the parts of SGLang's TokenizerManager that need no scheduler
+    tokenizer=tokenizer,
+    processor=None,
+    model_config=model,
+    model_path=folder,
+    served_model_name="m",
+    server_args=None,
+    request_logger=SimpleNamespace(log_requests=False),
+    config_value=get_context().config_leaf,
+    generate_request=generate_request,
+)
+templates = TemplateManager()
+templates.initialize_templates(manager, folder)
+chats, completions = OpenAIServingChat(manager, templates), OpenAIServingCompletion(manager, templates)
+tokens, messages = OpenAIServingTokenize(manager, templates), AnthropicServing(chats)
 
 
 @app.post("/v1/chat/completions")
-async def chat(request: Request) -> dict[str, Any]:
-    body = await request.json()
-    text = tokenizer.apply_chat_template(
-        body["messages"], tools=body.get("tools"), tokenize=False, add_generation_prompt=True
-    )
-    return await answered(request, body, tokenizer.encode(text, add_special_tokens=False), "chat.completion")
+async def chat(asked: ChatCompletionRequest, request: Request) -> Any:
+    return await chats.handle_request(asked, request)
 
 
 @app.post("/v1/completions")
-async def completion(request: Request) -> dict[str, Any]:
-    body = await request.json()
-    prompt = body["prompt"]
-    ids = tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-    return await answered(request, body, ids, "text_completion")
+async def completion(asked: CompletionRequest, request: Request) -> Any:
+    return await completions.handle_request(asked, request)
+
+
+@app.post("/v1/messages")
+async def message(asked: AnthropicMessagesRequest, request: Request) -> Any:
+    return await messages.handle_messages(asked, request)
+
+
+@app.post("/tokenize")
+async def tokenize(asked: TokenizeRequest, request: Request) -> Any:
+    return await tokens.handle_request(asked, request)
 
 
 @app.post("/flush_cache")
@@ -148,13 +180,6 @@ async def metrics() -> PlainTextResponse:
     gauges = {"num_running_reqs": 0, "num_queue_reqs": 0, "page_size": PAGE, "num_pages": CAPACITY // PAGE}
     lines = [f'sglang:{name}{{model_name="m"}} {float(value)}\n' for name, value in gauges.items()]
     return PlainTextResponse("".join(lines))
-
-
-@app.post("/tokenize")
-async def tokenize(request: Request) -> JSONResponse:
-    body = await request.json()
-    tokens = tokenizer.encode(body["prompt"], add_special_tokens=body.get("add_special_tokens", True))
-    return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": 4096})
 
 
 uvicorn.run(app, host="127.0.0.1", port=int(port), log_level="warning")

@@ -11,10 +11,9 @@ import pytest
 from api.prompts.prompts import Prompts
 from engines.prompts import dates
 from engines.prompts.dates import EDGE_S, OTHER_DATE, QUARTER_S, SHOWS_DATE, SHOWS_TIME, quarter, shown
-from router.prompts.prompt import Prompt, read_peek
+from router.prompts.prompt import Prompt
 from router.prompts.shapes import DIFFERS
 from router.prompts.tokenizer_probe import probes
-from router.prompts.tokens import Tokens
 from tests.router.families import prompts
 from tests.router.members.test_verification import USER, World
 
@@ -148,14 +147,6 @@ async def test_a_template_that_shows_the_time_is_never_called_exact(tmp_path: Pa
         last = await send(made, messages=[USER])
     assert not is_called_exact(last)
     assert last.doubt == SHOWS_TIME or last.why_not == DIFFERS  # as the minute may end between
-
-
-@pytest.mark.parametrize("strict", [True, False])
-def test_a_date_at_an_engine_whose_prompts_are_not_followed_is_not_called_exact(tmp_path: Path, strict: bool) -> None:
-    tokens = Tokens("m", prompts("llama3", tmp_path), strict=strict)
-    body = b'{"model": "m", "messages": [{"role": "user", "content": "Hi"}]}'
-    prompt = tokens.draft("chat", body, read_peek(body)).finish()
-    assert prompt.exact and prompt.doubt == (None if strict else SHOWS_DATE)  # ours are sent the tokens
 
 
 @pytest.mark.parametrize(

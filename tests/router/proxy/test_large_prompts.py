@@ -86,7 +86,7 @@ def test_a_large_prompt_of_an_engine_that_says_nothing_is_not_called_exact(
     tokens.shapes.unanswered("it answers 404", 0.0)
     silent = read(tokens, monkeypatch, ours)
     assert silent.exact and silent.doubt == "it answers 404"
-    other = read(Tokens("m", ours, strict=False, engine="sglang"), monkeypatch, ours)
-    assert other.exact and other.doubt is not None, "its engine's way with tools is not followed"
+    other = read(Tokens("m", ours, strict=False, engine="openai"), monkeypatch, ours)
+    assert other.exact and other.doubt is not None, "its engine's way with chats is not followed"
     native = read(Tokens("m", ours), monkeypatch, ours)
     assert native.exact and native.doubt is None
