@@ -44,7 +44,7 @@ class Blocks:
             yield self._grow(parsed.content)
         for call in parsed.calls:
             if call.name is not None:
-                yield from self._begin(answers.ToolUseContent(call.id, call.name, EMPTY))
+                yield from self._begin(answers.ToolUseContent(call.id.replace("call_", "toolu_"), call.name, EMPTY))
                 self._call = call.index
             assert call.index == self._call, f"a piece of call {call.index} came after call {self._call} had begun"
             if call.arguments:

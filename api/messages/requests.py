@@ -8,7 +8,7 @@ from api.errors import invalid, quoted
 from api.openai.requests import MAX_MESSAGES, Count, Identifier, Nullable, Seed, StopString, TextPart
 from api.retention import CacheControl
 
-MAX_STOP_SEQUENCES = 16
+Some: TypeAlias = Annotated[str, Meta(min_length=1)]
 
 
 class TextBlock(Struct, tag="text"):
@@ -21,13 +21,13 @@ class ThinkingBlock(Struct, tag="thinking"):
 
 
 class RedactedThinkingBlock(Struct, tag="redacted_thinking"):
-    pass
+    data: Some
 
 
 class ToolUseBlock(Struct, tag="tool_use", kw_only=True):
-    id: str
-    name: str
-    input: dict[str, Any] = {}
+    id: Some
+    name: Some
+    input: dict[str, Any]
     cache_control: CacheControl | None = None
 
 
@@ -50,7 +50,7 @@ ResultBlock: TypeAlias = TextBlock | ImageBlock | DocumentBlock
 
 
 class ToolResultBlock(Struct, tag="tool_result", kw_only=True):
-    tool_use_id: str
+    tool_use_id: Some
     content: str | list[ResultBlock] | None = None
     is_error: bool | None = None
     cache_control: CacheControl | None = None
@@ -129,7 +129,7 @@ class Conversation(Struct, kw_only=True):
 
 class MessagesRequest(Conversation, kw_only=True):
     max_tokens: Count
-    stop_sequences: Annotated[list[StopString], Meta(max_length=MAX_STOP_SEQUENCES)] | None = None
+    stop_sequences: Annotated[list[StopString], Meta(max_length=16)] | None = None
     stream: Nullable[bool] = False
     temperature: Annotated[float, Meta(ge=0)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None

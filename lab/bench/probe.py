@@ -16,7 +16,6 @@ from router.members.spec import Target, parse_target
 
 SHORT_WORDS, LONG_WORDS = 64, 448
 UNKNOWN_FIELD = (400, 422)  # statuses for a field that an endpoint does not take
-LEAST_TOKENS_PER_WORD = 0.05
 PATIENCE_S = 30.0  # a mute endpoint is better found out soon; --timeout is for long answers
 
 
@@ -66,7 +65,7 @@ async def probe(endpoint: Endpoint, wish: RequestSettings) -> tuple[Form, Probe]
     measured = None  # two lengths are compared, so that a template's own tokens cancel out
     lengths = [outcome.prompt_tokens for outcome in sent if not outcome.error]
     if len(lengths) == 2 and lengths[0] is not None and lengths[1] is not None:
-        measured = max(LEAST_TOKENS_PER_WORD, (lengths[1] - lengths[0]) / (LONG_WORDS - SHORT_WORDS))
+        measured = max(0.05, (lengths[1] - lengths[0]) / (LONG_WORDS - SHORT_WORDS))
     return form, Probe(
         model=model,
         tokens_per_word=measured or 1.0,
@@ -124,10 +123,13 @@ def _patience(endpoint: Endpoint) -> str:
     )
 
 
+def question(form: Form, words: int = LONG_WORDS) -> bytes:
+    return form.body(Conversation("probe", (), (Turn((Passage(f"probe {words}", words),), 1),)), 0, ())
+
+
 async def _sent(endpoint: Endpoint, form: Form, words: int) -> Outcome:
-    talk = Conversation("probe", (), (Turn((Passage(f"probe {words}", words),), 1),))
     outcome = Outcome("probe", 0, True, 0.0)
-    asked = endpoint.ask(form.path, form.body(talk, 0, ()), outcome, 0.0)
+    asked = endpoint.ask(form.path, question(form, words), outcome, 0.0)
     try:
         await asked.ended
     finally:

@@ -28,6 +28,7 @@ from router.proxy.facts import decide
 from router.proxy.headers import session_of
 from router.proxy.services import Services
 from router.tenants.admission import Admitted
+from router.tenants.keys import Key
 
 MAX_REQUESTS = 100_000
 MAX_BLOCKS = 16_000_000  # the blocks of all prompts: 128 MB
@@ -192,7 +193,7 @@ log = logging.getLogger(__name__)
 
 
 class Placing:
-    def __init__(self, services: Services, skipped: Counter[str]) -> None:
+    def __init__(self, services: Services, skipped: Counter[str], key: Key | None = None) -> None:
         self.records = Records()
         self.seen = 0
         self.late = 0
@@ -200,6 +201,7 @@ class Placing:
         self.unnamed: Counter[str] = Counter()  # requests by a told replica that is not here
         self._services = services
         self._skipped = skipped
+        self._key = key  # the client's, with the salt of its prompts
         self.whereabouts = Whereabouts(
             lambda size, key: next(iter(services.placement.index_of(size).holders([key]))),
             lambda slot: next((member.name for member in services.members if member.slot == slot), None),
@@ -211,7 +213,7 @@ class Placing:
         path = PATHS.get(incoming.path)
         try:
             api = api_of(None if path is None else path.name, incoming.body)
-            services, admitted = self._services, Admitted(incoming.request_id)
+            services, admitted = self._services, Admitted(incoming.request_id, key=self._key)
             peek, prompt = await read_prompt(services.members, services.reading, incoming.body, admitted, api)
             model = services.members.model(peek.model)
             return self._keep(incoming, peek, prompt, model, headers)

@@ -16,8 +16,8 @@ from api.process.tasks import check, end, first
 from lab.bench.client import Endpoint, Outcome
 from lab.bench.load import LoadGenerator
 from lab.bench.measure import Plan
-from lab.bench.probe import probe
-from lab.bench.prompts import Words
+from lab.bench.probe import probe, question
+from lab.bench.prompts import Form, Words
 from lab.shadow.incoming import Incoming
 from lab.shadow.placing import Placing, Record
 from lab.shadow.replicas import changes, followed, following, sampled, summed, wait_ready
@@ -31,6 +31,7 @@ from router.members.feed import SETTLED_S, Moment, ReplicaFeed
 from router.placement.index import APPROXIMATE
 from router.proxy.services import Services
 from router.responses import DecisionRecord
+from router.tenants.keys import Key, keys_from_options
 
 LAG_TICKS = 3  # a router may learn of a change this many `SETTLE_S` later
 ENOUGH = 0.9  # the share of answers that the events have to confirm
@@ -161,10 +162,10 @@ class Sent:
 class Witness:
     """`sees` each request before it is sent, and judges each answer when the events of its time have come."""
 
-    def __init__(self, services: Services, endpoint: Endpoint) -> None:
+    def __init__(self, services: Services, endpoint: Endpoint, key: Key | None) -> None:
         self.skipped: Counter[str] = Counter()
         self.all: list[Sent] = []
-        self._placing = Placing(services, self.skipped)
+        self._placing = Placing(services, self.skipped, key)
         self._services, self._endpoint = services, endpoint
         self._points = deque([points_of(services)], maxlen=LAG_TICKS)
 
@@ -227,7 +228,20 @@ class Certificate(Struct, kw_only=True):
     regret_s: dict[str, float]  # of the replicas' time
 
 
-SUMMED = ("tokens", "told", "held", "best", "pooled", "elsewhere", "evicted")
+async def salting(services: Services, form: Form, key: str | None) -> Key | None:
+    """The client's key, if by its salt the replicas store prompts; raise Unusable if they do by another."""
+    asked = Incoming(raw_body=Raw(question(form)), path=form.path)
+    is_unsure = any(services.doubt(member) is not None for member in services.members)
+    for own in (None, *keys_from_options((), key)):
+        record = await Placing(services, Counter(), own).take(asked)
+        if record is None or is_unsure or record.block_tokens == APPROXIMATE:
+            return None
+        if any(services.placement.index_of(record.block_tokens).holders(record.keys)):
+            return own
+    raise Unusable(
+        "not provable: the replicas' events tell of other prompts than were sent; either they have salts, as keys of a "
+        "file give them (without salt = false), or the tokenizer is another, or not all replicas are given"
+    )
 
 
 async def proved(
@@ -243,24 +257,26 @@ async def proved(
         if model is not None and model.tokens.why_not is not None:
             raise Unusable(f"{wish.model}: {model.tokens.why_not}; give its folder: --model-dir {wish.model}=DIR")
         endpoint = Endpoint(plan.target, plan.key, plan.timeout_s)
-        witness = Witness(services, endpoint)
-        watching = asyncio.create_task(witness.watch())
+        watching: set[asyncio.Task[None]] = set()
         try:
             form, probed = await probe(endpoint, wish)
+            await asyncio.sleep(SETTLED_S)  # the engines' events and counters have the probe's requests by then
+            witness = Witness(services, endpoint, await salting(services, form, plan.key))
+            watching.add(asyncio.create_task(witness.watch()))
             form = form._replace(words=Words(wish.seed, probed.tokens_per_word))
             load = LoadGenerator(endpoint, form, plan.arrivals(wish.seed), plan.limits, on_end, witness.sees)
-            await asyncio.sleep(SETTLED_S)  # the engines' counters have the probe's requests by then
             before, began_s = await sampled(servers.values()), time.monotonic()
             outcomes = (await load.run()).outcomes
             seconds = time.monotonic() - began_s
-            check(await first(asyncio.create_task(witness.end()), watching))
+            check(await first(asyncio.create_task(witness.end()), *watching))
         finally:
-            await end([watching])
+            await end(watching)
             endpoint.close()
         after = await sampled(servers.values())
         replicas, counted = followed(services, after), summed(changes(before, after).values())
     evidence = [sent.evidence() for sent in witness.all if sent.findings and sent.outcome.error is None]
-    tokens = {name: sum(getattr(one, name) or 0 for one in evidence) for name in SUMMED}
+    summable = ("tokens", "told", "held", "best", "pooled", "elsewhere", "evicted")
+    tokens = {name: sum(getattr(one, name) or 0 for one in evidence) for name in summable}
     exact, speeds = [one for one in evidence if one.called_exact], speeds_of(replicas, counted)
     found = Certificate(
         url=plan.target.url,

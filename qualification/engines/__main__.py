@@ -37,11 +37,9 @@ def engine_of(row: Row, folder: Path) -> Iterator[tuple[Engine, Published]]:
         yield running, events
 
 
-def run(row: Row, running: Engine, events: Published, count: int, seed: int, *, typed: bool = False) -> Tally:
+def run(row: Row, running: Engine, events: Published, count: int, seed: int) -> Tally:
     """Send the row's requests to the engine through a router, and compare."""
     named = f"url={running.url},engine={running.kind}"
-    if typed:
-        named += f",events={running.events},replay={running.replay}"
     model = () if row.is_asked else ("--model-dir", f"m={running.folder / 'model'}")
     options = ("--replica", named, *model, f"--set=decisions={count}")
     with tempfile.TemporaryDirectory() as folder:
@@ -67,7 +65,6 @@ def main() -> int:
     parser.add_argument("rows", nargs="*", metavar="ROW", help=f"which rows; by default all of: {', '.join(ROWS)}")
     parser.add_argument("--requests", type=int, default=1000, metavar="N", help="of each row (default: 1000)")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the conversations (default: 1)")
-    parser.add_argument("--typed", action="store_true", help="tell the router the sockets, instead of letting it ask")
     parser.add_argument(
         "--results", type=Path, metavar="FILE", help="keep results there, and run only rows that it lacks"
     )
@@ -86,7 +83,7 @@ def main() -> int:
             ):
                 for name, row in rows.items():
                     began_s = time.monotonic()
-                    tally = run(row, running, events, args.requests, args.seed, typed=args.typed)
+                    tally = run(row, running, events, args.requests, args.seed)
                     took_s = time.monotonic() - began_s
                     keep(args.results, Result(name, args.requests, args.seed, took_s, tally))
                     show(f"{name:24} {tally.line}   ({took_s:.0f} s)", tally)

@@ -64,6 +64,7 @@ class Found(Struct):
     salt: str | None = None
     adapter: str | None = None
     pictures: list[tuple[str, int, int]] = []  # their names and places among the tokens
+    preempted: bool = False  # it had begun before
 
     @property
     def tokens(self) -> int:
@@ -176,11 +177,15 @@ class Engine:
     def found(self) -> dict[str, Found]:
         """The findings of the scheduler, by the part of its ids that others know: the router's id, or the answer's."""
         found: dict[str, Found] = {}
-        with self.log.open("rb") as lines:
-            for text in lines:
-                if text.endswith(b"\n") and (name := ENGINES_ID.search((one := _decode(text)).admit)) is not None:
-                    found.setdefault(name[0], one)  # later ones are of other choices, or after a preemption
+        for one in self.all_found():
+            if (name := ENGINES_ID.search(one.admit)) is not None:
+                found.setdefault(name[0], one)  # later ones are of other choices, or after a preemption
         return found
+
+    def all_found(self) -> list[Found]:
+        """All findings: while a request waits for room, it is looked up again and again."""
+        with self.log.open("rb") as lines:
+            return [_decode(text) for text in lines if text.endswith(b"\n")]
 
 
 class SGLang(Engine):

@@ -3,6 +3,7 @@
 import asyncio
 import re
 import sys
+from asyncio.subprocess import PIPE
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,9 +30,7 @@ def replicas() -> Iterator[Fleet]:
 
 async def proved(url: str, *options: object, status: int = 0) -> Certificate:
     command = [sys.executable, "-m", "fleet", "prove", url, "--json", *map(str, options)]
-    process = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
+    process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE)
     said, errors = await process.communicate()
     assert process.returncode == status, errors.decode() + said.decode()
     return msgspec.json.decode(said, type=Certificate)
@@ -77,6 +76,17 @@ async def test_where_requests_went_is_found_behind_routers_that_do_not_say(repli
     assert "stored" in sources and "told" not in sources
 
 
+async def test_a_key_whose_salt_is_known_is_proved_and_another_is_not(replicas: Fleet, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[keys.one]\nkey = "ours"\n')
+    asked = (*replicas.as_options, "--requests", "24", "--api-key", "ours")
+    with router(*replicas.as_options, "--api-key", "ours") as plain:
+        found = await proved(plain.url, *asked)
+    with router(*replicas.as_options, "--api-keys", keys) as filed:
+        assert "not provable: the replicas' events tell of other prompts" in await refused(filed.url, *asked)
+    assert (found.verdict, found.tokens["told"]) == ("proved", found.counted_hits) and found.counted_hits > 0
+
+
 @pytest.mark.parametrize("change", [BLOCK, -BLOCK])
 async def test_an_answer_that_tells_other_tokens_is_refuted(replicas: Fleet, change: int) -> None:
     with router(*replicas.as_options) as ours:
@@ -95,10 +105,14 @@ async def test_without_events_nothing_is_proved(replicas: Fleet) -> None:
 
 
 async def test_a_router_of_another_make_needs_its_replicas_named(replicas: Fleet) -> None:
-    command = [sys.executable, "-m", "fleet", "prove", replicas[0].url]
-    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    assert "give --replica for each replica behind it" in await refused(replicas[0].url)
+
+
+async def refused(*words: str) -> str:
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "fleet", "prove", *words, stderr=PIPE)
     _, errors = await process.communicate()
-    assert process.returncode == 2 and b"give --replica for each replica behind it" in errors
+    assert process.returncode == 2
+    return errors.decode()
 
 
 # ---- a router that says little, and perhaps lies

@@ -10,11 +10,10 @@ from tests.replica.serving import KEY, MODEL, Replica
 
 if TYPE_CHECKING:  # it takes a second, which each test process would need
     from anthropic import Anthropic
-    from anthropic.types import MessageParam, ToolParam
+    from anthropic.types import MessageParam
 
 MORE = {"ignore_eos": True, "seed": 1}
 HELLO: "list[MessageParam]" = [{"role": "user", "content": "hello"}]
-TOOL: "ToolParam" = {"name": "look", "description": "Look.", "input_schema": {"type": "object", "properties": {}}}
 
 
 @pytest.fixture
@@ -44,45 +43,6 @@ def test_a_message_is_the_same_whole_and_streamed(client: "Anthropic") -> None:
     assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
     assert streamed.content[0].to_dict()["text"] == whole.content[0].to_dict()["text"]
     assert streamed.stop_reason == "max_tokens" and streamed.usage.output_tokens == 12
-
-
-def test_usage_tells_cached_tokens_apart(client: "Anthropic") -> None:
-    conversation: list[MessageParam] = [{"role": "user", "content": "Count what was cached. " * 20}]
-    asked = {"model": MODEL, "messages": conversation}
-    count = client.messages.count_tokens(**asked).input_tokens  # type: ignore[arg-type]
-    first, second = (client.messages.create(max_tokens=4, **asked).usage for _ in range(2))  # type: ignore[call-overload]
-    assert first.input_tokens + first.cache_read_input_tokens == count
-    assert second.cache_read_input_tokens > count // 2
-    assert second.input_tokens + second.cache_read_input_tokens == count
-    assert second.cache_creation_input_tokens == 0
-
-
-def test_a_stop_sequence_is_named(client: "Anthropic") -> None:
-    free = client.messages.create(model=MODEL, max_tokens=30, messages=HELLO, extra_body=MORE)
-    text = free.content[0].to_dict()["text"]
-    assert isinstance(text, str)
-    stop = text[4:6]
-    answer = client.messages.create(model=MODEL, max_tokens=30, messages=HELLO, stop_sequences=[stop], extra_body=MORE)
-    assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", stop)
-    assert answer.content[0].to_dict()["text"] == text[: text.index(stop)]
-
-
-def test_a_conversation_with_tools_and_thoughts_is_read(client: "Anthropic") -> None:
-    conversation: list[MessageParam] = [
-        *HELLO,
-        {
-            "role": "assistant",
-            "content": [
-                {"type": "thinking", "thinking": "Where?", "signature": "s"},
-                {"type": "tool_use", "id": "t1", "name": "look", "input": {"at": 1}},
-            ],
-        },
-        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "there"}]},
-    ]
-    answer = client.messages.create(
-        model=MODEL, max_tokens=4, messages=conversation, tools=[TOOL], tool_choice={"type": "auto"}
-    )
-    assert answer.usage.input_tokens > client.messages.count_tokens(model=MODEL, messages=HELLO).input_tokens
 
 
 def test_a_limit_beyond_the_models_length_is_its_length(client: "Anthropic") -> None:

@@ -98,12 +98,6 @@ def test_a_request_may_say_the_id_of_its_response(client: "openai.OpenAI") -> No
             client.responses.create(**asked, extra_body={"request_id": bad})
 
 
-def test_a_response_that_is_not_stored_cannot_be_read(client: "openai.OpenAI") -> None:
-    made = client.responses.create(model=MODEL, input="hello", max_output_tokens=2, store=False)
-    with pytest.raises(openai.NotFoundError):
-        client.responses.retrieve(made.id)
-
-
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

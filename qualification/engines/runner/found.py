@@ -1,7 +1,7 @@
 """Writes down what the engine's cache manager found for each request: the truth that predictions are held against.
 
 RUNNER_LOG names the file: JSON lines `{"admit": id, "hit": tokens, "lower": tokens, "prompt": token ids, "salt": ...,
-"adapter": ..., "pictures": [[name, first token, tokens]]}`. `lower` is what a connector loads from elsewhere.
+"adapter": ..., "pictures": [[name, first token, tokens]], "preempted": ...}`. `lower` is what a connector loads.
 """
 
 import json
@@ -22,6 +22,7 @@ def watch(log_path: str, *, connected: bool) -> None:
         line = {"admit": request.request_id, "hit": hit, "lower": lower, "prompt": list(request.prompt_token_ids)}
         pictures = [(one.identifier, one.mm_position.offset, one.mm_position.length) for one in request.mm_features]
         line |= {"salt": request.cache_salt, "adapter": adapter, "pictures": pictures}
+        line["preempted"] = request.num_preemptions > 0
         os.write(log, json.dumps(line).encode() + b"\n")
 
     def get_computed_blocks(self: Any, request: Any, *args: Any) -> Any:
