@@ -30,7 +30,6 @@ class Source(Struct, frozen=True):
     topic: str = ""
     model: str = ""
     curve: CurveClient | None = None
-    keyed: bool = False  # its hashes are block keys, as a native one's: a redacted recording
 
     @property
     def native(self) -> bool:
@@ -52,7 +51,7 @@ class Source(Struct, frozen=True):
         return NativeStream(config) if self.native else ForeignStream(config)
 
     def resolver(self) -> Resolver:
-        return Resolver(self.model, native=self.native or self.keyed)
+        return Resolver(self.model, native=self.native)
 
     def view(self) -> CacheView:
         return CacheView(self.name, self.stream(), self.resolver())
@@ -68,7 +67,6 @@ class Header(Struct, frozen=True):
     sources: list[Source]
     created: float
     tool: str
-    redacted: bool = False
 
 
 class Record(Struct, array_like=True, frozen=True):

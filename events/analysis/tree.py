@@ -3,7 +3,7 @@
 A node is one block, named by its key. It stands in the tree while it or a descendant is resident: the descendants of a
 removed block are kept, because they hit again when it returns. At the top are the namespaces (LoRA name, cache salt and
 block size: what the root key is made of), and detached nodes: blocks of which only the key is known, because a replica
-whose hashes are keys named them as a parent and never stored them (or, in a redacted recording, the root itself).
+whose hashes are keys named them as a parent and never stored them.
 
 A run is a chain of blocks in which each but the last has exactly one child and all have the same holders.
 """

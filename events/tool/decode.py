@@ -1,14 +1,19 @@
 """`warmroute events decode`."""
 
-import json
 import sys
 from collections import Counter
 from typing import Any, BinaryIO
 
 import click
+import msgspec
+from msgspec import Struct
 
 from events.messages import BlockRemoved, BlockStored, Decoder, Event, RejectedEvent, UnknownEvent
 from events.tool.output import plain, to_json
+
+
+class Line(Struct):
+    payload_hex: str
 
 
 @click.command()
@@ -38,8 +43,8 @@ def decode(file: BinaryIO) -> None:
         if not line.strip():
             continue
         try:
-            batch = Decoder().decode(_payload(line), "")
-        except ValueError as error:  # BadBatch is one
+            batch = Decoder().decode(bytes.fromhex(msgspec.json.decode(line, type=Line).payload_hex), "")
+        except (msgspec.DecodeError, ValueError) as error:  # BadBatch is one of the latter
             complain(number, str(error).removeprefix(": "))
             continue
         events = []
@@ -62,17 +67,3 @@ def named(event: Event) -> dict[str, Any]:
     kind = BlockStored if isinstance(event, BlockStored) else BlockRemoved if isinstance(event, BlockRemoved) else None
     fields = kind.__struct_fields__ if kind is not None else ()
     return {"type": type(event).__name__, **{field: plain(getattr(event, field)) for field in fields}}
-
-
-def _payload(line: bytes) -> bytes:
-    try:
-        fields = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"not JSON: {error}") from error
-    text = fields.get("payload_hex") if isinstance(fields, dict) else None
-    if not isinstance(text, str):
-        raise ValueError('no {"payload_hex": "..."} in it')
-    try:
-        return bytes.fromhex(text)
-    except ValueError as error:
-        raise ValueError(f"payload_hex is not hexadecimal: {error}") from error

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from events.publisher import EventEndpoints
-from events.recording.recording import BadRecording, Moment, Recording
+from events.recording import BadRecording, Moment, Recording
 from events.sockets.curve import CurveClient, load_curve_client
 from events.source import ENDPOINT, Source, can_connect
 from events.tool.words import Decode

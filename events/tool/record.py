@@ -1,14 +1,13 @@
 """`warmroute events record`."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import click
 from rich.filesize import decimal
 from rich.live import Live
 from rich.text import Text
 
-from events.recording.recording import Recorder, redacted_copy
+from events.recording import Recorder
 from events.tool.options import StreamOptions, for_option, json_option, open_targets, stream_options
 from events.tool.output import Output, count
 from events.tool.streams import Stream, follow
@@ -17,7 +16,6 @@ from events.tool.streams import Stream, follow
 @click.command()
 @click.argument("targets", nargs=-1, required=True, metavar="ENDPOINT...")
 @click.option("-o", "--output", "path", required=True, metavar="FILE", help="The file to write.")
-@click.option("--redact", is_flag=True, help="Leave out token ids, salts and names; keep keys and structure.")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 @stream_options
 @for_option
@@ -25,7 +23,6 @@ from events.tool.streams import Stream, follow
 def record(
     targets: tuple[str, ...],
     path: str,
-    redact: bool,
     force: bool,
     stream: StreamOptions,
     for_s: float | None,
@@ -33,35 +30,35 @@ def record(
 ) -> None:
     """Record streams to a file: every message of all sockets, with its arrival time.
 
-    A recording holds prompts as token ids, and is created readable by you alone. With --redact it holds none: block
-    keys and structure stay, so that tree and stat work as before. A recording (FILE) in place of ENDPOINT is
-    copied with --redact. What a crash cuts off is lost, the rest stays readable; at most a second is in memory (with
-    --redact some more).
+    A recording holds prompts as token ids, and is created readable by you alone. One of a mirror (warmroute events
+    mirror) holds keys of blocks instead, so it may be shared. What a crash cuts off is lost, the rest stays readable;
+    at most a second is in memory.
 
     \b
     Examples:
       warmroute events record tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5558 -o incident.wre
       warmroute events record tcp://a:5557 tcp://b:5557 -o both.wre --for 3600
-      warmroute events record incident.wre --redact -o shareable.wre
     """
     opened = open_targets(targets, stream)
+    if file := next((target.name for target in opened if target.recording is not None), None):
+        raise click.UsageError(f"{file} is a recording already; give ENDPOINTs to record")
     output, streams = Output(as_json), [Stream(target, source) for target in opened for source in target.sources]
     try:
-        if any(target.recording is not None for target in opened):
-            recording = opened[0].recording
-            if len(opened) > 1 or recording is None:
-                raise click.UsageError("give either one FILE to copy, or ENDPOINTs to record")
-            if not redact:
-                raise click.UsageError("copying a recording needs --redact; for an exact copy use cp")
-            if Path(path).exists() and Path(path).samefile(recording.path):
-                raise click.UsageError(f"{path} would be copied onto itself; name another file with -o")
-            recorder, counted = redacted_copy(recording, path, force=force), {}
-            for damage in recording.damage:
-                output.note(f"{recording.path}: {damage}")
-        else:
-            with Recorder(path, [stream.source for stream in streams], redact=redact, force=force) as recorder:
-                _record(recorder, streams, for_s, output)
-            counted = _counts(streams)
+        with Recorder(path, [stream.source for stream in streams], force=force) as recorder:
+            for index, one in enumerate(streams):
+                one.received = recorder.tap(index)  # type: ignore[method-assign, assignment]
+            if as_json:
+                follow(streams, limit_s=for_s, every=recorder.flush_if_due)
+            else:
+                output.note(f"recording to {path}; Ctrl-C ends it")
+                with Live(console=output.console, refresh_per_second=4, transient=True) as live:
+
+                    def every() -> None:
+                        recorder.flush_if_due()
+                        live.update(Text(_sentence(recorder, _counts(streams))))
+
+                    follow(streams, limit_s=for_s, every=every)
+        counted = _counts(streams)
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -72,22 +69,6 @@ def record(
         )
     else:
         output.show(Text(_sentence(recorder, counted)))
-
-
-def _record(recorder: Recorder, streams: Sequence[Stream], for_s: float | None, output: Output) -> None:
-    for index, stream in enumerate(streams):
-        stream.received = recorder.tap(index)  # type: ignore[method-assign, assignment]
-    if output.json:
-        follow(streams, limit_s=for_s, every=recorder.flush_if_due)
-        return
-    output.note(f"recording to {recorder.path}; Ctrl-C ends it")
-    with Live(console=output.console, refresh_per_second=4, transient=True) as live:
-
-        def every() -> None:
-            recorder.flush_if_due()
-            live.update(Text(_sentence(recorder, _counts(streams))))
-
-        follow(streams, limit_s=for_s, every=every)
 
 
 def _counts(streams: Sequence[Stream]) -> dict[str, int]:
@@ -102,7 +83,6 @@ def _counts(streams: Sequence[Stream]) -> dict[str, int]:
 
 def _sentence(recorder: Recorder, counted: dict[str, int]) -> str:
     parts = [count(recorder.records, "record"), decimal(recorder.written_bytes)]
-    if counted:
-        parts[:0] = [count(counted["batches"], "batch"), count(counted["stored_blocks"], "stored block")]
-        parts += [count(counted["gaps"], "gap"), f"{counted['lost_batches']:,} lost"]
+    parts[:0] = [count(counted["batches"], "batch"), count(counted["stored_blocks"], "stored block")]
+    parts += [count(counted["gaps"], "gap"), f"{counted['lost_batches']:,} lost"]
     return f"{recorder.path}: {', '.join(parts)}"

@@ -10,7 +10,7 @@ from msgspec import Struct, field
 
 from events.messages import EventBatch
 from events.publisher import END_OF_REPLAY, is_local
-from events.recording.recording import Recording, feed_record
+from events.recording import Recording, feed_record
 from events.sockets.peers import bind
 from events.source import Source
 from events.stream.actions import Action, Apply, Reset
@@ -89,7 +89,7 @@ def replay(
     for option, endpoint in {"--bind": bind, "--replay-bind": replay_bind}.items():
         if endpoint is not None:
             checked_endpoint(endpoint, option, bind=True)
-            if not is_local(endpoint) and not recording.header.redacted:
+            if not is_local(endpoint):
                 output.note(f"{endpoint} can be read by anyone who reaches it, and the recording holds prompts")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

@@ -15,7 +15,7 @@ import click
 from events.analysis.tree import Tree
 from events.cache.changes import Change
 from events.messages import EventBatch, Frames
-from events.recording.recording import Moment, Recording
+from events.recording import Moment, Recording
 from events.source import Record, Source
 from events.stream.actions import Action
 from events.subscriber import Subscriber

@@ -8,7 +8,7 @@ import rich.tree
 from rich.text import Text
 
 from events.analysis.tree import Node, Tree, all_runs, runs_below, sizes, token_ids
-from events.recording.recording import Moment
+from events.recording import Moment
 from events.tool.options import (
     MomentType,
     StreamOptions,

@@ -219,11 +219,9 @@ def show(output: Output, name: str, result: Result) -> None:
         for seq, ours, theirs in digests.wrong[:3]:
             table.add_row("", f"batch {seq}: {_digest(ours)} by the stream, {_digest(theirs)} by itself")
         output.console.print(table, soft_wrap=False)
-    if result.comparison is not None and not result.comparison.equal:
-        _show_difference(output, result.comparison)
-
-
-def _show_difference(output: Output, found: Comparison) -> None:
+    found = result.comparison
+    if found is None or found.equal:
+        return
     sides = [STREAM, REPLICA, OTHER_MEDIA]
     sizes = {side: found.only(side) for side in sides}
     if output.json:

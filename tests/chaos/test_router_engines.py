@@ -15,7 +15,7 @@ import pytest
 
 from events.cache.resolver import Resolver
 from events.messages import EventBatch, encode_batch
-from events.recording.recording import Recorder
+from events.recording import Recorder
 from events.source import Record, Source
 from events.stream.foreign_stream import ForeignStream
 from events.stream.states import StreamConfig

@@ -5,10 +5,9 @@ from collections.abc import Callable, Iterable
 from hashlib import sha256
 from pathlib import Path
 
-from events.cache.groups import Layout
 from events.messages import BlockRemoved, BlockStored, EventBatch, Hash, KnownEvent, encode_batch
 from events.publisher import END_OF_REPLAY
-from events.recording.recording import Moment, Recorder, Recording, feed_record, redacted_copy
+from events.recording import Moment, Recorder, Recording
 from events.source import Record, Source
 from events.stream.actions import Replay
 from events.view import CacheView, Request
@@ -112,12 +111,10 @@ class Line:
             self.arrive("replay", [b"", *END_OF_REPLAY])
 
 
-def record_incident(
-    path: Path, *, steps: int = 60, seed: int = 1, redact: bool = False, secrets: bool = False, restart: bool = True
-) -> Engine:
+def record_incident(path: Path, *, steps: int = 60, seed: int = 1, restart: bool = True) -> Engine:
     """A stream joined late, with losses that a replay repairs and (if wanted) a restart at half of it."""
-    engine, chance = Engine(seed, secrets=secrets), random.Random(seed)
-    with Recorder(path, [SOURCE], redact=redact) as recorder:
+    engine, chance = Engine(seed), random.Random(seed)
+    with Recorder(path, [SOURCE]) as recorder:
         line = Line(recorder)
         line.sent = [engine.step() for _ in range(5)]
         line.arrive("connected", [])
@@ -133,31 +130,13 @@ def record_incident(
     return engine
 
 
-def record_payloads(folder: Path, payloads: Iterable[bytes]) -> tuple[Recording, Recording]:
-    """A recording of these batches, and its redacted copy."""
-    with Recorder(folder / "a.wre", [SOURCE]) as recorder:
+def record_payloads(path: Path, payloads: Iterable[bytes]) -> None:
+    """A recording of these batches."""
+    with Recorder(path, [SOURCE]) as recorder:
         recorder.write(Record(1.0, 0, "connected", []))
         recorder.write(Record(1.5, 0, "replay", [b"", *END_OF_REPLAY]))
         for seq, payload in enumerate(payloads):
             recorder.write(Record(2.0 + seq, 0, "events", [TOPIC, seq.to_bytes(8, "big"), payload]))
-    original = Recording(folder / "a.wre")
-    redacted_copy(original, folder / "r.wre")
-    return original, Recording(folder / "r.wre")
-
-
-Index = tuple[dict[tuple[str, int], set[int]], Layout | None, str | None]
-
-
-def indexes(recording: Recording) -> list[Index]:
-    """The keys of every group, the layout, and why the view is inexact, after each record."""
-    view = recording.sources[0].view()
-    found: list[Index] = []
-    for record in recording.records():
-        feed_record(view, record)
-        resolver = view.resolver
-        held = {name: set(pool.held) for name, pool in resolver.pools.items() if pool.held}
-        found.append((held, resolver.groups.layout, view.inexact))
-    return found
 
 
 def replay_into_view(

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from events.messages import AllBlocksCleared
 from events.publisher import Publisher, PublisherConfig, offset_port
+from events.recording import Recorder, Recording
 from events.sockets.curve import load_curve_client, write_keys
 from events.source import Source
 from events.subscriber import Subscriber
@@ -86,6 +87,22 @@ async def test_readers_of_a_mirror_are_exact_within_a_second_whenever_they_come(
                 await all_equal(truth, early, late)
         assert running.end(signal.SIGINT) == 0 and not running.err, running.err
         assert all(can_bind(int(getattr(source, socket).rpartition(":")[2])) for socket in SOCKETS)
+
+
+async def test_a_recording_of_a_mirror_has_keys_and_no_prompts(tmp_path: Path) -> None:
+    own, path = direct(), tmp_path / "a.wre"
+    with mirror(own) as (_, source), engine(own) as one, Recorder(path, [source]) as recorder:
+        one.engine = Engine(7, secrets=True)
+        async with Subscriber() as subscriber:
+            truth, reader = subscriber.add(own), subscriber.add(source, tap=recorder.tap(0))
+            one.step(BUFFER)
+            await all_equal(truth, reader)
+    content, recording = path.read_bytes(), Recording(path)
+    assert b"secret" not in content
+    assert not [token for token in one.engine.tokens if token.to_bytes(4, "big") in content]
+    view = recording.sources[0].view()
+    recording.replay_into(view, recording.sources[0])
+    assert view.resolver.keys() == truth.resolver.keys()
 
 
 async def test_a_mirror_that_lost_events_says_so_until_the_cache_is_cleared() -> None:

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from events.cli import events
-from events.recording.recording import BadRecording, Recording
+from events.recording import BadRecording, Recording
 from events.sockets.curve import load_curve, write_keys
 from tests.events.processes import tool, wait_until
 from tests.events.recorded import record_incident, replay_into_view
@@ -116,27 +116,9 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(events, ["record", *map(str, arguments), "--json"])
 
 
-def test_a_recording_is_copied_redacted(tmp_path: Path) -> None:
-    engine = record_incident(tmp_path / "a.wre", secrets=True)
-    result = run(tmp_path / "a.wre", "--redact", "-o", tmp_path / "r.wre", "--json")
-    assert result.exit_code == 0, result.output
-    content = (tmp_path / "r.wre").read_bytes()
-    assert b"secret" not in content
-    assert not [token for token in engine.tokens if token.to_bytes(4, "big") in content]
-
-
-@pytest.mark.parametrize("options", [[], ["tcp://127.0.0.1:1", "--redact"]])
-def test_a_recording_is_copied_in_no_other_way(tmp_path: Path, options: list[str]) -> None:
+def test_a_recording_is_not_recorded_again(tmp_path: Path) -> None:
     record_incident(tmp_path / "a.wre")
-    result = run(tmp_path / "a.wre", *options, "-o", tmp_path / "r.wre")
+    result = run(tmp_path / "a.wre", "tcp://127.0.0.1:1", "-o", tmp_path / "r.wre")
     assert result.exit_code == 2
+    assert "a.wre is a recording already" in result.stderr
     assert not (tmp_path / "r.wre").exists()
-
-
-def test_a_copy_onto_itself_is_refused(tmp_path: Path) -> None:
-    record_incident(tmp_path / "a.wre")
-    size = (tmp_path / "a.wre").stat().st_size
-    result = run(tmp_path / "a.wre", "--redact", "--force", "-o", tmp_path / "a.wre")
-    assert result.exit_code == 2
-    assert "itself" in result.stderr
-    assert (tmp_path / "a.wre").stat().st_size == size

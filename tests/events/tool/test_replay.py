@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from events.cli import events
 from events.publisher import END_OF_REPLAY
-from events.recording.recording import Recorder, Recording
+from events.recording import Recorder, Recording
 from events.sockets.curve import load_curve, load_curve_client
 from events.source import Record, Source
 from events.subscriber import Subscriber

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from events.cli import events
 from events.messages import AllBlocksCleared, BlockStored, EventBatch, encode_batch
 from events.publisher import Publisher, PublisherConfig
-from events.recording.recording import Recorder
+from events.recording import Recorder
 from tests.events.processes import DEADLINE_S, FREE, tool
 from tests.events.recorded import SOURCE, Engine, Line, record_incident, record_payloads
 from tests.events.replicas import replica
@@ -125,7 +125,7 @@ def test_without_json_there_is_text_in_a_pipe_too(tmp_path: Path) -> None:
 
 def test_a_place_that_replicas_share_is_told_from_the_replicas_own(tmp_path: Path) -> None:
     event = BlockStored([1], None, [1, 2], 2, None, "STORAGE", None, locality="REMOTE", ownership="tier-1")
-    record_payloads(tmp_path, [encode_batch(EventBatch(0.0, [event]))])
+    record_payloads(tmp_path / "a.wre", [encode_batch(EventBatch(0.0, [event]))])
     assert '"medium":"STORAGE"' in (output := shown(tmp_path / "a.wre"))
     assert '"locality":"REMOTE","ownership":"tier-1"' in output
     assert "STORAGE (remote)" in shown(tmp_path / "a.wre", as_json=False)

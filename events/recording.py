@@ -7,7 +7,7 @@ A file is only ever appended to. What a crash has cut off or a disk has damaged 
 its offset, and skipped up to the next frame that is whole. Rules for editing: new fields go last, with a default;
 nothing is renamed; a reader refuses only a MAGIC it does not know.
 
-A recording holds prompts (as token ids), so it is created readable by its owner alone. `redaction.py` takes them out.
+A recording holds prompts (as token ids), so it is created readable by its owner alone. One of a mirror holds keys.
 """
 
 import mmap
@@ -22,7 +22,6 @@ from typing import NamedTuple
 import msgspec
 
 from events.messages import Frames
-from events.recording.redaction import Redactor
 from events.source import Header, Record, Source
 from events.subscriber import Tap
 from events.view import CacheView
@@ -53,17 +52,13 @@ class Damage(NamedTuple):
 class Recorder:
     """Writes a recording. Use as a context manager, or call `close`.
 
-    An existing file is refused, unless `force` replaces it. With `redact`, what is written lags up to some seconds
-    behind (see `redaction.py`).
+    An existing file is refused, unless `force` replaces it.
     """
 
-    def __init__(
-        self, path: str | Path, sources: Sequence[Source], *, redact: bool = False, force: bool = False
-    ) -> None:
+    def __init__(self, path: str | Path, sources: Sequence[Source], *, force: bool = False) -> None:
         self.path = Path(path)
         self.records = 0
-        sources = [msgspec.structs.replace(source, curve=None, keyed=False) for source in sources]
-        self._redactor = Redactor(sources) if redact else None
+        sources = [msgspec.structs.replace(source, curve=None) for source in sources]
         # Times never run backwards, whatever happens to the clock.
         self._zero_s = time.time() - time.monotonic()
         self._flushed_s = time.monotonic()
@@ -80,7 +75,7 @@ class Recorder:
             tool = f"warmroute {version('warmroute')}"
         except PackageNotFoundError:
             tool = "warmroute"
-        self._append(Header(sources, time.time(), tool, redact))
+        self._append(Header(sources, time.time(), tool))
         self._file.flush()
 
     def __enter__(self) -> "Recorder":
@@ -98,8 +93,7 @@ class Recorder:
         return tap
 
     def write(self, record: Record) -> None:
-        for ready in [record] if self._redactor is None else self._redactor.redact(record):
-            self._append(ready)
+        self._append(record)
         self.flush_if_due()
 
     def flush_if_due(self) -> None:
@@ -110,11 +104,6 @@ class Recorder:
             self._file.flush()
 
     def close(self) -> None:
-        if self._file.closed:
-            return
-        if self._redactor is not None:
-            for ready in self._redactor.flush():
-                self._append(ready)
         self._file.close()
 
     def _append(self, message: Header | Record) -> None:
@@ -156,8 +145,7 @@ class Recording:
             self.header = msgspec.msgpack.decode(body or b"", type=Header)
         except msgspec.DecodeError as error:
             raise BadRecording(f"{self.path}: the header cannot be read: {error}") from error
-        redacted = self.header.redacted  # its hashes are keys then
-        self.sources = [msgspec.structs.replace(source, keyed=redacted) for source in self.header.sources]
+        self.sources = self.header.sources
         self._start = len(MAGIC) + HEAD_BYTES + len(body or b"")
 
     @property
@@ -225,11 +213,3 @@ def feed_record(view: CacheView, record: Record) -> None:
     at_s = record.time + TICK_LATE_S if record.kind == "tick" else record.time
     for request in view.receive(record.kind, record.frames, at_s):
         view.asked(type(request).__name__.lower())
-
-
-def redacted_copy(recording: Recording, path: str | Path, *, force: bool = False) -> Recorder:
-    """Write a copy without prompts; return the recorder, closed."""
-    with Recorder(path, recording.sources, redact=True, force=force) as recorder:
-        for record in recording.records():
-            recorder.write(record)
-    return recorder

@@ -1,1 +1,0 @@
-"""Recordings of streams: written, read, and without the prompts in them."""
