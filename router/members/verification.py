@@ -153,8 +153,8 @@ class Verification:
         if unseen is not None:  # the engine has to store all full blocks of these tokens, some of them only now
             size, until_s = member.block_size, self._now_s() + STORED_WITHIN_S
             blocks = 0 if size == APPROXIMATE else (len(packed) // TOKEN_BYTES - 1) // size
-            if before >= blocks:
-                return
+            if before >= blocks or any(start >= blocks * size for _, start, _ in prompt.pictures):
+                return  # nor do blocks without a picture prove its name
             while self._stored(member, prompt, packed) < blocks:
                 await asyncio.sleep(LOOK_EVERY_S)
                 if self._now_s() >= until_s or member.block_size != size:

@@ -185,6 +185,23 @@ async def test_told_tokens_are_verified_by_the_blocks_that_the_chosen_replica_st
     assert not world.tokens.is_verified_at(prompt, "r0 #1")
 
 
+async def test_a_told_picture_is_verified_by_a_full_block_with_its_name(world: World) -> None:
+    prompt, body = world.prompt(messages=[USER])
+    assert prompt.unverified is not None
+    prompt.packed, prompt.exact, prompt.asked = [prompt.unverified], True, True
+    for number, (start, name) in enumerate(((0, "p"), (0, "another"), (len(prompt.unverified) // 64 * 16, "p"))):
+        member = world.replica(f"p{number}")
+        prompt.shape, prompt.pictures = f"told {number}", [("p", start, 1)]
+        world.verification.sent(member, SimpleNamespace(tokens=world.tokens), prompt, "chat", body)  # type: ignore[arg-type]
+        extras = {start // 16: [(name, 0)]}
+        keys = block_keys(prompt.unverified, 16, root_key("m", None, None, 16), extras)
+        world.placement.index.store(member.slot, keys)
+        await asyncio.sleep(0)  # it begins to wait for them
+        world.now_s += verification.STORED_WITHIN_S
+        await world.settled()
+        assert world.tokens.is_verified_at(prompt, f"p{number} #1") is (number == 0)
+
+
 async def test_blocks_that_were_there_before_prove_nothing(world: World) -> None:
     fields: dict[str, Any] = {"messages": [USER], "tools": [TOOL], "tool_choice": "none"}
     prompt, _ = world.prompt(**fields)
