@@ -27,9 +27,7 @@ _CONVERSATIONS: Sequence[dict[str, Any]] = (
     {"messages": [_USER]},
     {"messages": [_SYSTEM, _USER, _ASSISTANT, _USER]},
     {"messages": [_PARTS]},
-)
-_MORE: Sequence[dict[str, Any]] = (  # this verifies usual conversations from the start
-    {"messages": [_SYSTEM, _USER]},
+    {"messages": [_SYSTEM, _USER]},  # with the others this verifies usual conversations from the start
     {"messages": [_USER, _ASSISTANT, _USER]},
 )
 _LOCAL: Sequence[dict[str, Any]] = (
@@ -74,10 +72,9 @@ def probes(model: str, prompts: Prompts, engine: PromptBuilder | None = None) ->
 
     `engine`: the way in which the replica builds prompts; None: as ours do.
     """
-    conversations = _CONVERSATIONS if engine is None else (*_CONVERSATIONS, *_MORE)
     asked: list[dict[str, Any]] = [{"prompt": _TEXT}, {"prompt": _TEXT * 3, "add_special_tokens": False}]
     found = []
-    for fields in ({"model": model, **one} for one in (*asked, *conversations)):
+    for fields in ({"model": model, **one} for one in (*asked, *_CONVERSATIONS)):
         body, chat = msgspec.json.encode(fields), "messages" in fields
         shape = dated_s = None
         try:

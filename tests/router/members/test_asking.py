@@ -240,6 +240,11 @@ async def test_other_apis_and_several_prompts_are_told_where_they_are_rendered(w
     assert (await world.tell(api="responses", input=[USER])).exact and (
         await world.tell(api="responses", input="a")
     ).exact
+    source = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
+    shown = {"role": "user", "content": [{"type": "image", "source": source}]}
+    assert (await world.tell(api="messages", messages=[shown], max_tokens=5)).pictures == [("AAAA", 30, 4)]
+    part = {"type": "input_image", "detail": "auto", "image_url": "data:image/png;base64,AAAA"}
+    assert (await world.tell(api="responses", input=[{"role": "user", "content": [part]}])).pictures == [("AAAA", 30, 4)]
     several = await world.tell(prompt=["a b", "c"])
     assert len(several.packed) == 2 and several.all_tokens == sum(map(len, several.packed)) // 4
 
@@ -288,14 +293,6 @@ async def test_a_picture_is_asked_about_once_and_each_prompt_with_a_small_one(wo
     assert world.asking.questions == {"picture": 2, "whole": 2} and len(moved.pictures) == 3
     assert moved.shape != first.shape, "it is verified by itself"
     assert max(len(body) for _, path, body in world.engine.asked if b"terse" in body) < 1200
-
-
-async def test_other_apis_show_pictures_too(world: World) -> None:
-    source = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
-    shown = {"role": "user", "content": [{"type": "image", "source": source}]}
-    assert (await world.tell(api="messages", messages=[shown], max_tokens=5)).exact
-    part = {"type": "input_image", "detail": "auto", "image_url": "data:image/png;base64,AAAA"}
-    assert (await world.tell(api="responses", input=[{"role": "user", "content": [part]}])).exact
 
 
 async def test_a_tenants_picture_is_not_known_to_another_one(world: World) -> None:
