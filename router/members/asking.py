@@ -32,7 +32,7 @@ from router.members.broken import Broken
 from router.members.fetch import Fetched
 from router.members.members import Member, ServedModel, Server
 from router.members.verification import GREETING, MAX_BODY_BYTES, OFF
-from router.prompts.pictures import ITEMS, STAND_INS, cut, digest, placed
+from router.prompts.pictures import ITEMS, MEDIA, STAND_INS, cut, digest, placed
 from router.prompts.prompt import UNREADABLE, Prompt
 from router.prompts.shapes import DIFFERS
 from router.prompts.tokenizer_probe import told_in
@@ -109,9 +109,9 @@ class Conversation(Struct):
 
     def kind(self, begun: int) -> bytes:
         """Name all that may decide how the items from this place on follow the others."""
-        pictures = [bytes(item.get("content", b"")).count(STAND_INS[self.api]) for item in self.items]
-        shown = [[*sorted(item), item.get("role"), count] for item, count in zip(self.items, pictures, strict=True)]
-        more = shown[begun - 1 :], any(pictures[:begun])
+        small = STAND_INS[self.api]
+        shown = [[*sorted(one), one.get("role"), bytes(one.get("content", b"")).count(small)] for one in self.items]
+        more = shown[begun - 1 :], any(one[-1] for one in shown[:begun])
         return key_of([self.api, self.fields.get("model"), sorted(self.fields), self.thinks, *more])
 
 
@@ -272,7 +272,7 @@ class Asking:
     async def _answer(self, member: Member, about: str, api: str, body: bytes) -> list[bytes]:
         """The engine's tokens of a request's prompts, or a picture's and its name; none if it does not tell them."""
         server, began_s, is_picture = member.server, self._now_s(), about == PICTURE
-        for renders in (True,) if is_picture else (True, False):
+        for renders in (True,) if is_picture or MEDIA.search(body) else (True, False):  # others tell no names
             if self._rests(member, str(renders)):
                 continue
             question = None if member.profile.question is None else member.profile.question(api, body, renders)
