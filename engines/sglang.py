@@ -47,12 +47,17 @@ METRICS = EngineMetrics(
 )
 
 
+class _Described(Struct, frozen=True):
+    load_endpoint_port_base: Annotated[int, Meta(ge=1, le=65_535 - MAX_RANKS)] | None = None
+
+
 class _ServerInfo(Struct, frozen=True):
     """The part of /server_info that describes its events."""
 
     kv_events_config: str | None = None
     dp_size: Annotated[int, Meta(ge=1, le=MAX_RANKS)] = 1
     version: Annotated[str, Meta(max_length=64)] = ""
+    kv_events: _Described | None = None
 
 
 _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})\.(\d{1,4})")
@@ -71,6 +76,8 @@ def read_sources(status: int, body: bytes) -> Sources:
     try:
         info = _decode(body)
         base = _decode_publisher(config) if (config := info.kv_events_config) else None
+        if base is not None and info.kv_events is not None and (port := info.kv_events.load_endpoint_port_base):
+            base = msgspec.structs.replace(base, load_endpoint=f"tcp://*:{port}")
     except UNREADABLE as error:
         return Sources(why_not=f"its answer to /server_info cannot be read ({error}): {NAME_THEM}")
     numbers = range(info.dp_size)
@@ -85,12 +92,13 @@ def _offset(base: Publisher, number: int) -> Publisher:
     """A rank's own sockets: it tells only those of rank 0. It binds 0.0.0.0, too."""
     from events.publisher import offset_port  # this import brings sockets
 
-    endpoint, replay = base.endpoint or "tcp://*:5557", base.replay_endpoint
+    endpoint, replay, load = base.endpoint or "tcp://*:5557", base.replay_endpoint, base.load_endpoint
     try:
         return msgspec.structs.replace(
             base,
             endpoint=offset_port(endpoint.replace("//0.0.0.0:", "//*:"), number),
             replay_endpoint=None if replay is None else offset_port(replay, number),
+            load_endpoint=None if load is None else offset_port(load, number),
         )
     except ValueError:  # no port
         return base

@@ -29,6 +29,7 @@ class Publisher(Struct, frozen=True):
     endpoint: Endpoint | None = None
     replay_endpoint: Endpoint | None = None
     topic: Endpoint = ""
+    load_endpoint: Endpoint | None = None
 
 
 class Sources(Struct, frozen=True):

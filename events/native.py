@@ -1,6 +1,6 @@
 """Messages of our own replicas and mirrors, on sockets of their own: status and snapshot (docs/wire.md).
 
-Status socket (PUB): `[topic, Status as msgpack]`.
+Status socket (PUB): `[topic, Status as msgpack]`; SGLang's load: `[b"load", number, LoadStat as msgpack]`.
 Snapshot socket (ROUTER): a DEALER sends `[b"", b"snapshot"]`; the answer is `[b"", SnapshotHeader]`, then as many
 `[b"", event batch]` as the header says. New fields go last, with defaults; nothing is renamed.
 """
@@ -12,6 +12,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 SNAPSHOT_REQUEST = b"snapshot"
+LOAD_TOPIC = b"load"
+NO_INCARNATION = -1
 
 MAX_SNAPSHOT_BATCHES = 65_536
 # A status with a figure that no engine can have is not read at all: the router computes with these.
@@ -66,6 +68,22 @@ class SnapshotHeader(Struct, frozen=True):
     doubt: Doubt = SURE
 
 
+class LoadStat(Struct, array_like=True, tag=True, frozen=True):
+    """The beginning of SGLang's (0.5.23): each rank sends it as it changes, and once a second."""
+
+    num_running_reqs: Count
+    num_waiting_reqs: Count
+
+
 encode_native: Callable[[Status | SnapshotHeader], bytes] = msgspec.msgpack.Encoder().encode
 decode_status: Callable[[bytes], Status] = msgspec.msgpack.Decoder(Status).decode
+_decode_load: Callable[[bytes], LoadStat] = msgspec.msgpack.Decoder(LoadStat).decode
 decode_snapshot_header: Callable[[bytes], SnapshotHeader] = msgspec.msgpack.Decoder(SnapshotHeader).decode
+
+
+def read_status(frames: list[bytes]) -> Status:
+    """A status; of SGLang's load one of `NO_INCARNATION`. Raise ValueError if it is none."""
+    if frames[0] != LOAD_TOPIC or len(frames) != 3:
+        return decode_status(frames[-1])
+    told = _decode_load(frames[-1])
+    return Status(NO_INCARNATION, -1, 0.0, 0, 0, Load(running=told.num_running_reqs, waiting=told.num_waiting_reqs))

@@ -20,7 +20,7 @@ _LOCAL = re.compile(r"ipc://[^\0]+")
 
 
 class Source(Struct, frozen=True):
-    """The endpoints of one replica's stream. With `status` and `snapshot` it is a native one."""
+    """The endpoints of one replica's stream. With `snapshot` it is a native one; else `status` brings SGLang's load."""
 
     name: str
     events: str
@@ -40,11 +40,6 @@ class Source(Struct, frozen=True):
             endpoint = getattr(self, field)
             if endpoint is not None and not can_connect(endpoint):
                 raise ValueError(f"{self.name}: {field} is {endpoint!r}; write {ENDPOINT}")
-        if self.status is not None and self.snapshot is None:
-            raise ValueError(
-                f"{self.name}: status is {self.status!r}, but there is no snapshot; name it too: it repairs"
-                " differences that the status shows"
-            )
 
     def stream(self) -> Stream:
         config = StreamConfig(can_replay=self.replay is not None)

@@ -9,7 +9,7 @@ from events.cache.pool import Digest
 from events.cache.resolver import Resolver
 from events.cache.slices import SLICE_BLOCKS, blocks_of, slices
 from events.messages import END_SEQ, AllBlocksCleared, BadBatch, Decoder, Event, EventBatch, Frames
-from events.native import SnapshotHeader, Status, decode_snapshot_header, decode_status
+from events.native import SnapshotHeader, Status, decode_snapshot_header, read_status
 from events.stream.actions import Action, Apply, Compare, Partial, Replay, Reset, Snapshot
 from events.stream.foreign_stream import ForeignStream
 from events.stream.native_stream import OVERSIZED
@@ -107,7 +107,7 @@ class CacheView:
 
     def _status(self, frames: Frames, now_s: float) -> list[Request]:
         try:
-            status = decode_status(frames[-1])
+            status = read_status(frames)
         except ValueError:
             return self._ignored("status", frames, now_s)
         digest = Digest(status.digest_blocks, status.digest_xor)

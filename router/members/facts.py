@@ -68,14 +68,14 @@ def _rank(spec: ReplicaSpec, name: str, number: int, sources: Sources, typed_off
             raise BadSpec(sources.why_not)
         if not publisher.enable_kv_cache_events or publisher.publisher != "zmq" or not publisher.endpoint:
             raise BadSpec(NO_EVENTS)
-        replay = None
+        replay, load = None, publisher.load_endpoint and reachable(spec, publisher.load_endpoint)
         with suppress(BadSpec):  # the stream itself can be followed; its state says what is missing
             replay = publisher.replay_endpoint and reachable(spec, publisher.replay_endpoint, binds_all=True)
         events, topic = reachable(spec, publisher.endpoint), spec.topic or publisher.topic
         Source(name, events, replay).check()
     except ValueError as error:
         return Rank(msgspec.structs.replace(named, events=OFF, replay=None), why_no_events=str(error))
-    return Rank(msgspec.structs.replace(named, events=events, replay=replay, topic=topic))
+    return Rank(msgspec.structs.replace(named, events=events, replay=replay, status=load, topic=topic))
 
 
 def reachable(spec: ReplicaSpec, endpoint: str, *, binds_all: bool = False) -> str:

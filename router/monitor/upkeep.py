@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import msgspec
 
 from api.process.tasks import end
-from events.native import Status
+from events.native import NO_INCARNATION, Status
 from router.members.broken import Broken
 from router.members.facts import Rank
 from router.members.health import ASLEEP, Health, HealthConfig
@@ -311,9 +311,11 @@ class Upkeep:
 
     def heard(self, name: str, status: Status) -> None:
         member = self.members.by_name.get(name)
+        now_s = self.now_s()
+        if member is not None and status.incarnation == NO_INCARNATION:
+            member.load.scraped(status.load.running, status.load.waiting, now_s, told=True)
         if member is None or not member.profile.publishes_status:  # a mirror's: it is not the engine, and has no load
             return
-        now_s = self.now_s()
         if member.incarnation not in (None, status.incarnation):
             self.placement.restarted(member.load)
             member.server.learned = False

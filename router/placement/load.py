@@ -93,6 +93,7 @@ class ReplicaLoad:
         self._queued_requests = 0
         self._report: Load | None = None
         self._reported_s = 0.0
+        self._told_s = -FAR_S
         self._counted_s = FAR_S  # the time of the last report or scrape: none so far
         self._reported_tokens = 0.0  # tokens of its queue, those being brought at their price
         self._drained = 0.0  # tokens of the reported queue that are known to be done since
@@ -247,8 +248,15 @@ class ReplicaLoad:
         self.candidate.running, self.candidate.waiting, self._counted_s = load.running, load.waiting, now_s
         self.tick(now_s)
 
-    def scraped(self, running: int, waiting: int, now_s: float) -> None:
-        """Take the load from the /metrics of an engine without statuses; it counts our waiting requests, too."""
+    def scraped(self, running: int, waiting: int, now_s: float, *, told: bool = False) -> None:
+        """Take the load from the /metrics of an engine without statuses; it counts our waiting requests, too.
+
+        `told`: from its own stream, which is fresher than its metrics.
+        """
+        if told:
+            self._told_s = now_s
+        elif now_s - self._told_s < STALE_S:
+            return
         self.candidate.running, self.candidate.waiting, self._counted_s = running, waiting, now_s
         self._others_waiting = max(0, waiting - self._queued_requests)
         self.tick(now_s)

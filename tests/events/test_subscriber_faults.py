@@ -169,12 +169,6 @@ async def test_an_endpoint_that_cannot_be_is_refused(field: str, endpoint: str) 
             subscriber.add(msgspec.structs.replace(native, **{field: endpoint}))
 
 
-async def test_a_status_without_a_snapshot_is_refused() -> None:
-    async with Subscriber() as subscriber:
-        with pytest.raises(ValueError, match="there is no snapshot; name it too: it repairs differences"):
-            subscriber.add(msgspec.structs.replace(PLAIN, status="tcp://a:1"))
-
-
 # ---- removed by a callback
 
 

@@ -94,6 +94,7 @@ def test_events_that_are_switched_off_here_stay_off() -> None:
         (sglang(kv_events_config="{}"), "publishes no cache events"),
         (sglang(kv_events_config="{"), "cannot be read"),
         (sglang(dp_size=0), "cannot be read"),
+        (sglang(kv_events={"load_endpoint_port_base": 65_535}), "cannot be read"),
     ],
 )
 def test_an_engine_that_cannot_be_followed_says_what_to_change(sources: Sources, why: str) -> None:
@@ -174,6 +175,10 @@ def test_sglangs_ranks_publish_on_ports_that_follow() -> None:
         ("tcp://10.0.0.1:5557", "tcp://10.0.0.1:6557", "kv"),
         ("tcp://10.0.0.1:5558", "tcp://10.0.0.1:6558", "kv"),
     ]
+    assert [one.spec.status for one in ranks] == [None, None]
+    described = {"load_endpoint_port_base": 5559, "load_topic": "load"}  # with --load-publish-endpoint
+    ranks = ranks_of(spec(), sglang(dp_size=2, kv_events=described))
+    assert [one.spec.status for one in ranks] == ["tcp://10.0.0.1:5559", "tcp://10.0.0.1:5560"]
     config = json.dumps({"publisher": "zmq", "endpoint": "tcp://0.0.0.0:5557"})
     [rank] = ranks_of(spec(), sglang(kv_events_config=config))
     assert rank.spec.events == "tcp://10.0.0.1:5557"

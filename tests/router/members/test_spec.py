@@ -85,7 +85,6 @@ def test_adapters_are_named_one_by_one() -> None:
         (f"{URL},events=h:1", "events is 'h:1'; write tcp://HOST:PORT"),
         (f"{URL},events=on", "events is 'on'; write tcp://HOST:PORT"),
         (f"{URL},events=tcp://*:1", "events is 'tcp://*:1', a bind address; give the publisher's host"),
-        (f"{URL},events=tcp://h:1,status=tcp://h:2", "there is no snapshot; name it too"),
         (f"{URL},curve_secret=mine", "curve_server and curve_secret belong together"),
         (f"{URL},api_key_env=sk-12345", "write the name of the variable, not the key itself"),
     ],

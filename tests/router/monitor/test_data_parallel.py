@@ -1,8 +1,11 @@
 """Data-parallel ranks behind one URL: each is a replica of its own, and all share one address and one health."""
 
+import asyncio
+import json
 from typing import Any
 
 import pytest
+import zmq
 
 from events.publisher import Publisher, PublisherConfig
 from router.members import feed
@@ -21,6 +24,16 @@ METRICS = b"".join(
     b'vllm:cache_config_info{block_size="16",engine="%d",num_gpu_blocks="%d"} 1.0\n'
     % (rank, running, rank, rank, blocks)
     for rank, running, blocks in ((0, 3, 100), (1, 5, 200))
+)
+
+# Of SGLang 0.5.23's own publisher, and what no engine sends.
+LOAD = bytes.fromhex("9ba84c6f6164537461740307cd1000cd200000cd0384cd138810cf0000010000000000ce0001e240")
+NO_LOADS = (
+    b"",
+    b"\x93\xa8LoadStat\xff\x07",
+    b"\x93\xa8LoadStat\xa1x\x07",
+    b"\x93\xa4Load\x01\x07",
+    b"\x92\xa8LoadStat\x01",
 )
 
 
@@ -82,6 +95,26 @@ async def test_ranks_have_streams_loads_and_pools_of_their_own() -> None:
         assert first.source.events != second.source.events and first.slot != second.slot
         await until(lambda: (first.candidate.running, second.candidate.running) == (3, 5), "metrics are read")
         assert [one.feed.view.resolver.capacity.gpu_blocks for one in (first, second)] == [100, 200]
+
+
+@pytest.mark.virtual(False)  # a real publisher
+async def test_the_load_that_sglangs_ranks_publish_counts_more_than_their_metrics() -> None:
+    e = Scripted("e", says(GOOD), models=[{"id": MODEL, "owned_by": "sglang", "max_model_len": 512}])
+    with zmq.Context() as context, context.socket(zmq.PUB) as socket:
+        port = socket.bind_to_random_port("tcp://127.0.0.1")
+        config = json.dumps({"publisher": "zmq", "endpoint": f"tcp://*:{refused_port()}"})
+        described = {"load_endpoint_port_base": port - 1}
+        told = {"kv_events_config": config, "dp_size": 2, "version": "0.5.23", "kv_events": described}
+        e.control["/server_info"] = (200, told)
+        e.control["/metrics"] = (200, b'sglang:num_running_reqs{dp_rank="1"} 5.0\n')
+        async with e.running(), served(ready=False, replicas=(spec_of(e),)) as running:
+            await has(running, "e@dp0", "e@dp1")
+            second = running.member("e@dp1").candidate
+            while (second.running, second.waiting) != (3, 7):
+                for payload in (*NO_LOADS, LOAD):
+                    socket.send_multipart([b"load", bytes(8), payload])
+                await asyncio.sleep(0.01)
+            assert running.member("e@dp0").candidate.waiting == 0
 
 
 async def test_a_lost_address_is_lost_for_all_of_its_ranks() -> None:

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from api.measured_rate import ENOUGH
 from events.native import Load
 from router.placement.cost import Candidate
-from router.placement.load import ReplicaLoad, Speed
+from router.placement.load import STALE_S, ReplicaLoad, Speed
 
 
 def replica(**known: int) -> tuple[Candidate, ReplicaLoad]:
@@ -89,6 +89,15 @@ def test_the_waiting_requests_of_others_count_with_the_mean_prompt() -> None:
     load.scraped(running=3, waiting=6, now_s=0.5)
     assert candidate.queued_tokens == 400 + 5 * 400  # one of the six is ours
     assert (candidate.running, candidate.waiting) == (3, 6)
+
+
+def test_what_an_engine_tells_by_its_own_stream_counts_more_than_its_metrics() -> None:
+    candidate, load = replica()
+    load.scraped(3, 6, 0.5, told=True)
+    load.scraped(9, 0, 1.0)
+    assert (candidate.running, candidate.waiting) == (3, 6)
+    load.scraped(9, 0, 0.5 + STALE_S)  # the stream has ended
+    assert (candidate.running, candidate.waiting) == (9, 0)
 
 
 def test_a_request_that_does_not_stream_leaves_the_queue_when_it_should_be_prefilled() -> None:
