@@ -278,7 +278,7 @@ class Members:
             return served
         if name in self._once_served:
             raise no_replica(f"the model {quoted(name)} has no replica at the moment")
-        if self.by_name and not self.models:
+        if not (self.models or self.expected or self._once_served):
             raise no_replica("no replica has reported its models yet")
         raise unknown_model(name, self.models)
 

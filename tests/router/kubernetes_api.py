@@ -21,7 +21,8 @@ SPACE = "space"
 PODS = f"/api/v1/namespaces/{SPACE}/pods"
 POOLS = f"/apis/inference.networking.k8s.io/v1/namespaces/{SPACE}/inferencepools"
 Object = dict[str, Any]
-Refusal = tuple[int, dict[str, str]]  # a status and headers
+Refusal = tuple[int, Mapping[str, str]]  # a status and headers
+NO_HEADERS: Mapping[str, str] = {}
 SWAPPED = {"ADDED": "MODIFIED", "MODIFIED": "ADDED"}
 HANG = 0  # instead of a status: nothing is answered, and the connection stays
 TOO_OLD = "The provided continue parameter is too old to display a consistent list result."
@@ -103,6 +104,24 @@ class KubernetesApi:
         for reply in list(self._replies):
             with suppress(ConnectionError):
                 await reply.chunk(said)
+
+    async def suffer(self, what: str, *more: Any) -> None:
+        """Have a trouble, named like a method or an attribute here; `heal` ends those that last."""
+        match what, *more:
+            case "heal", *_:
+                self.cut, self.refusals, self.times, self.mistyped = None, [], 1, False
+                if self._running is None:
+                    await self.start()
+            case "refuse", str(kind), int(status), *headers:
+                self.refusals.append(refusing(kind, status, *headers))
+            case "cut", float(share), str(ends):
+                self.cut = share, ends
+            case "repeat", int(times), bool(mistyped):
+                self.times, self.mistyped = times, mistyped
+            case _:
+                done = getattr(self, what)(*more)
+                if done is not None:
+                    await done
 
     def fail(self, code: int) -> None:
         """Send every watch an error."""
@@ -212,6 +231,16 @@ class KubernetesApi:
         else:
             reply.drop()
         raise ConnectionAbortedError
+
+
+def refusing(kind: str, status: int, headers: Mapping[str, str] = NO_HEADERS) -> Callable[[Request], Refusal | None]:
+    """Refuse requests of one kind: a list's first or a further page, or a watch."""
+
+    def refuses(request: Request) -> Refusal | None:
+        asked = "watch" if "watch" in request.query else "page" if request.query.get("continue") else "list"
+        return (status, headers) if asked == kind else None
+
+    return refuses
 
 
 def opaque(version: int) -> str:

@@ -110,6 +110,7 @@ class Audit:
         for routed in self._routers:
             if routed.front is not None:
                 self._structures(routed.front)
+                self._members(routed, now_s)
                 self._settled(routed, now_s)
         at: dict[str, str] = {}
         for replica in self._replicas:
@@ -145,6 +146,15 @@ class Audit:
             assert len(router.waiting) + len(router.attempts) <= router.lifecycle.open_requests
         except AssertionError as error:
             self.fail(f"a structure of the router is not sound: {error!r}")
+
+    def _members(self, routed: Routed, now_s: float) -> None:
+        """Demand that the router's replicas are those of the file or the cluster at a moment that is not long ago."""
+        assert routed.front is not None
+        found = {name: server.spec for name, server in routed.router.members.servers.items()}
+        if not routed.front.discovery.complete:
+            routed.starts_s.append(now_s)  # whom it asks for its replicas does not answer
+        elif self._fleet is not None and found not in self._fleet.in_force(now_s, now_s):
+            self.fail(f"its replicas are {found}")
 
     def _settled(self, routed: Routed, now_s: float) -> None:
         """Demand of each replica that has been well for a while: its cache is known, no dead connection waited on."""

@@ -166,6 +166,13 @@ BUGS = (
         "return attempt.touched_s < server.recovered_s and (attempt.goes_on or sent_into_silence)",
         "return False",
     ),
+    Bug(
+        "pod-stays",
+        "A pod that was deleted stays a replica until the next list.",
+        "router.members.discovery.collection",
+        'event.type == "DELETED"',
+        "not event.type",
+    ),
 )
 
 

@@ -24,6 +24,7 @@ from router.records.access_log import Line
 from router.tenants.keys import Key
 from tests.world.audit import FIRST_TOKEN_TIMEOUT_S, QUEUE_TIMEOUT_S, Audit, Routed
 from tests.world.client import WORDS, Asking
+from tests.world.cluster import ClusterOfPods
 from tests.world.edited import EditedFile, keys_by_name
 from tests.world.engine import EngineReplica
 from tests.world.faults import Faults
@@ -92,12 +93,15 @@ class World:
         folder = Path(self._folder.name)
         self.keys: EditedFile[Key] | None = None
         self.fleet: EditedFile[ReplicaSpec] | None = None  # None: the router's options name the replicas
+        self.cluster: ClusterOfPods | None = None  # the same, if it is no file
         if not self._is_crowded and chance.random() < 0.6:
             keys = {name: self._key(name) for name in TENANTS}
             self.keys = EditedFile(folder / "keys.toml", "keys.{}", keys, keys_by_name, self.loop)
         if chance.random() < 0.4:
             specs = {replica.name: msgspec.to_builtins(replica.spec) for replica in self.replicas}
             self.fleet = EditedFile(folder / "replicas.toml", "[replicas]", specs, parse_replicas, self.loop)
+            if random.Random(f"{seed} cluster").random() < 0.5:
+                self.fleet = self.cluster = ClusterOfPods(folder, specs, self.network, self.replicas, seed)
         self._lasts_s = lasts_s or max(min(LEAST_S, LASTS_S), LASTS_S / len(self.routers))
         self._restarts = chance.random() < 0.3
         self._parts = chance.random() < 0.5  # routers from each other
@@ -129,26 +133,35 @@ class World:
     async def _live(self) -> None:
         for replica in self.replicas:
             replica.start()
+        if (cluster := self.cluster) is not None:
+            await self._at(cluster.host, cluster.api.start())
         for front in [await self._at(host, self._start(host)) for host in self.routers]:
             while front.router.lifecycle.not_ready() is not None:
                 await asyncio.sleep(STEP_S)
         clients = self._clients()
         until_s = self.loop.time() + self._lasts_s
         living = [self._at(self.network.host(client.name), client.run(until_s)) for client in clients]
-        stepping = asyncio.create_task(self._step())
+        stepping = [asyncio.create_task(self._step())]
+        if cluster is not None:
+            stepping.append(asyncio.create_task(cluster.look_after()))
         if self._is_disturbed:
-            faults = self.faults.run(until_s), self.faults.lose_tails(until_s)
+            faults: list[Any] = [self.faults.run(until_s), self.faults.lose_tails(until_s)]
+            if cluster is not None:
+                faults.append(self._at(cluster.host, cluster.trouble(until_s, self.say)))
             await asyncio.gather(*faults, self._restart(until_s), self._part(until_s))
         await asyncio.gather(*living)
         self.audit.clients()
         await asyncio.sleep(CALM_S)
-        stepping.cancel()
+        for task in stepping:
+            task.cancel()
         for routed in self.routers.values():
             await self.audit.router(routed)
         for replica in self.replicas:
             replica.kill()
         for host in self.routers:
             await self._at(host, self._end(host))
+        if cluster is not None:
+            await self._at(cluster.host, cluster.api.stop())
 
     def _key(self, name: str) -> dict[str, Any]:
         chance = self._chance
@@ -214,7 +227,8 @@ class World:
         chance = self._chance
         return RouterConfig(
             replicas=() if self.fleet else tuple(replica.spec for replica in self.replicas),
-            replicas_file=None if self.fleet is None else str(self.fleet.path),
+            replicas_file=None if self.fleet is None or self.cluster else str(self.fleet.path),
+            kubernetes=self.cluster.config if self.cluster else None,
             client_paths=(TOOL,),
             api_keys_file=None if self.keys is None else str(self.keys.path),
             demand_key=bool(self.keys),

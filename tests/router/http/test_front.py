@@ -202,6 +202,6 @@ async def test_a_router_without_replicas_says_so() -> None:
         assert (await client.get("/health")).status == 200
         assert (await client.get("/ready")).status == 503
         answer = await client.post(CHAT, chat())
-        assert (answer.status, answer.error["code"]) == (404, "model_not_found")
+        assert (answer.status, answer.error["code"]) == (503, "no_replica")
         answer = await client.post("/v1/embeddings", {})
         assert (answer.status, answer.error["code"]) == (503, "no_replica")

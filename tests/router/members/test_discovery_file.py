@@ -7,8 +7,6 @@ import pytest
 
 from router.members.spec import Desired, parse_replica, parse_replicas
 from router.members.watched_file import LastGood
-from tests.router.kubernetes_api import following
-from tests.router.loopback import until
 
 GOOD = """
 [[replicas]]
@@ -91,14 +89,3 @@ def test_a_file_of_the_same_length_and_time_is_seen_when_it_was_replaced(tmp_pat
     assert file.look() == wanted("http://h:1")
     other.replace(path)
     assert [file.look(), file.look()] == [None, wanted("http://h:2")]
-
-
-@pytest.mark.virtual
-async def test_a_change_is_told(tmp_path: Path) -> None:
-    path = tmp_path / "replicas.toml"
-    path.write_text(GOOD)
-    async with following(watched(path)) as said:
-        await until(lambda: said, "it is read")
-        path.write_text("[[replicas]]\nurl = 'http://h:5'")
-        await until(lambda: len(said) == 2, "it is read again")
-        assert said[-1] == wanted("http://h:5")

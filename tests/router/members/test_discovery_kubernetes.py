@@ -8,7 +8,6 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,8 +15,8 @@ from router.members.discovery.collection import Cluster, in_cluster
 from router.members.discovery.kubernetes import KEEPALIVE, KubernetesWatch, client_of
 from router.members.discovery.pods import pods_of
 from router.members.spec import Desired, ReplicaSpec
-from tests.router.kubernetes_api import PODS, SPACE, KubernetesApi, Refusal, following, pod
-from tests.router.loopback import Reply, Request, certificate, until, with_openssl
+from tests.router.kubernetes_api import PODS, SPACE, KubernetesApi, Refusal, following, pod, refusing
+from tests.router.loopback import Request, certificate, until, with_openssl
 
 pytestmark = pytest.mark.virtual
 
@@ -56,14 +55,6 @@ def api_with(*names: str) -> KubernetesApi:
     for name in names:
         api.put(PODS, pod(name))
     return api
-
-
-def refusing(kind: str, status: int, **headers: str) -> Any:
-    def refuses(request: Request) -> Refusal | None:
-        asked = "watch" if "watch" in request.query else "list"
-        return (status, headers) if asked == kind else None
-
-    return refuses
 
 
 async def test_a_list_and_then_a_watch_find_the_members(tmp_path: Path) -> None:
@@ -145,25 +136,6 @@ async def test_only_a_line_feed_ends_a_line() -> None:
     assert len(api.asked) == 2
 
 
-@pytest.mark.parametrize(
-    ("kind", "status", "why"),
-    [
-        ("list", 403, "let the service account get, list and watch pods of the core API in"),
-        ("watch", 500, "status 500: refused with 500"),
-    ],
-)
-async def test_a_refusal_is_reported_and_tried_again(kind: str, status: int, why: str) -> None:
-    api = api_with("a")
-    api.refusals.append(refusing(kind, status))
-    async with watching(api) as (watch, said):
-        await until(lambda: api.kinds().count(kind) >= 3, "several attempts")
-        assert why in str(watch.problem)
-        assert len(said) == (kind == "watch")
-        api.refusals.clear()
-        await until(lambda: watch.problem is None and said, "it answers again")
-    assert [list(wanted) for wanted in said] == [["a"]]
-
-
 @pytest.mark.parametrize("status", [429, 503])
 async def test_a_server_that_says_when_is_asked_then(status: int) -> None:
     api = api_with("a")
@@ -190,7 +162,7 @@ async def test_a_server_that_lists_but_lets_no_watch_begin_is_asked_less_and_les
     def refuses(request: Request) -> Refusal | None:
         if "watch" in request.query:
             asked_at.append(asyncio.get_running_loop().time())
-        return refusing("watch", status)(request)  # type: ignore[no-any-return]
+        return refusing("watch", status)(request)
 
     api.refusals.append(refuses)
     async with watching(api) as (watch, said):
@@ -210,19 +182,15 @@ async def test_a_server_that_lists_but_lets_no_watch_begin_is_asked_less_and_les
 
 async def test_a_watch_that_ends_with_an_error_at_once_is_asked_for_less_and_less() -> None:
     api = api_with("a")
-    real = api._handle
     asked_at: list[float] = []
 
-    async def fails(request: Request, reply: Reply) -> None:
-        if "watch" not in request.query:
-            await real(request, reply)
-            return
-        asked_at.append(asyncio.get_running_loop().time())
-        await reply.begin()
-        await reply.line({"type": "ERROR", "object": {"code": 410, "message": "too old"}})
-        await reply.end()
+    def compacts(request: Request) -> None:
+        if "watch" in request.query:
+            asked_at.append(asyncio.get_running_loop().time())
+            api.version += 1
+            api.forget()
 
-    api._handle = fails  # type: ignore[method-assign]
+    api.refusals.append(compacts)
     async with watching(api):
         await until(lambda: len(asked_at) == 4, "several attempts")
     assert asked_at[3] - asked_at[0] > 0.1 + 0.2 + 0.4

@@ -1,6 +1,5 @@
 """An InferencePool: its pods at its port, however it changes, and what is wrong with it."""
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -182,11 +181,3 @@ async def test_a_refusal_is_the_problem_until_it_ends(path: str, status: int, wh
         api.refusals.clear()
         await it.names("p")
         await until(lambda: it.watch.problem is None, "no problem")
-
-
-async def test_nothing_runs_on_when_it_is_cancelled() -> None:
-    before = asyncio.all_tasks()
-    api = api_with(pool("llm"), pod("p"))
-    async with api.running(), following(PoolDiscovery(Cluster(api.url, SPACE), "llm")) as said:
-        await until(lambda: said and api.watched == 2, "both watches")
-    await until(lambda: asyncio.all_tasks() == before, "the end of both, and of the server's side")

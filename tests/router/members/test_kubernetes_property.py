@@ -11,8 +11,7 @@ from router.members.discovery.desired import Discovery
 from router.members.discovery.kubernetes import GRACE_S, WATCH_S, KubernetesWatch, PoolDiscovery
 from router.members.discovery.pods import pods_of
 from router.members.spec import Desired
-from tests.router.kubernetes_api import HANG, PODS, POOLS, SPACE, KubernetesApi, Refusal, following, pod, pool, port
-from tests.router.loopback import Request
+from tests.router.kubernetes_api import HANG, PODS, POOLS, SPACE, KubernetesApi, following, pod, pool, port
 from tests.router.virtual import in_virtual_time
 
 PORT, NAMES = 6443, "pqrs"
@@ -74,7 +73,7 @@ class Story:
         self.app, self.port = "a", 0  # what a pool names; 0: none does
         self.pods: dict[str, tuple[str, dict[str, Any]]] = {}  # uid and state by name
         self.past: list[Any] = [{}]  # what the replicas have been
-        self.may_hang = self.is_up = False
+        self.may_hang = False
         self.has_pool, self.uids = False, 0
 
     def looks(self) -> dict[str, Any]:
@@ -108,41 +107,14 @@ class Story:
                 elif self.has_pool:
                     api.delete(POOLS, "llm")
                 self.has_pool = bool(which)
-            case "heal", *_:
-                api.cut, api.refusals = None, []
-                if not self.is_up:
-                    await api.start()
-                self.is_up = True
-            case "stop", *_:
-                await api.stop()
-                self.is_up = False
-            case "refuse", str(kind), int(status), *headers:
-                self.may_hang |= status == HANG
-                api.refusals.append(refusing(kind, status, *headers))
-            case "cut", float(share), str(ends):
-                self.may_hang |= ends == "hangs"
-                api.cut = share, ends
-            case "repeat", int(times), bool(mistyped):
-                api.times, api.mistyped = times, mistyped
-            case "babble", bytes(said):
-                await api.babble(said)
-            case "fail", int(code):
-                api.fail(code)
             case _:
-                getattr(api, what)()
+                self.may_hang |= more[1:2] in ((HANG,), ("hangs",))
+                await api.suffer(what, *more)
 
     def delete(self, name: str) -> None:
         if self.pods.pop(name, None) is not None:
             self.api.delete(PODS, name)
             self.past.append(self.looks())
-
-
-def refusing(kind: str, status: int, headers: dict[str, str] | None = None) -> Any:
-    def refuses(request: Request) -> Refusal | None:
-        asked = "watch" if "watch" in request.query else "page" if request.query.get("continue") else "list"
-        return (status, headers or {}) if asked == kind else None
-
-    return refuses
 
 
 def seen(desired: Desired) -> dict[str, Any]:

@@ -105,35 +105,6 @@ async def cloud(
             await asyncio.gather(asker, return_exceptions=True)
 
 
-async def test_pods_come_become_ready_restart_and_go_and_every_request_is_answered() -> None:
-    async with cloud("a", "b") as made:
-        made.put("b", ready=False)
-        made.put("a", annotations={"warmroute/engine": "openai", "seen": "since"})
-        await made.asked_a_while()
-        assert await made.members() == {"a": True}
-        made.put("b")
-        await made.soon({"a": True, "b": True})
-        await made.someone_answers("b")
-        first = made.running.member("b")
-        made.put("b", restarts=1)  # replaced: neither its name nor its readiness showed it
-        async with asyncio.timeout(SOON_S):
-            while made.running.member("b") is first:
-                await asyncio.sleep(0.01)
-        await made.soon({"a": True, "b": True})
-        made.put("b", restarts=1, ending=True)
-        await made.soon({"a": True, "b": False})
-        assert set(await made.asked_a_while()) == {"a"}
-        made.put("b", restarts=1, ending=True, ready=False)
-        await made.asked_a_while()
-        assert await made.members() == {"a": True, "b": False}
-        made.api.delete(PODS, "b")
-        await made.soon({"a": True})
-        made.put("b", uid="another")
-        await made.soon({"a": True, "b": True})
-        made.api.delete(PODS, "b")
-        await made.soon({"a": True})
-
-
 async def test_a_pool_names_the_pods_and_their_port() -> None:
     async with cloud("a", "b", by_pool=True) as made:
         ports = {name: made.replicas[name].port for name in ("a", "b")}
@@ -151,30 +122,6 @@ async def test_a_pool_names_the_pods_and_their_port() -> None:
         await made.someone_answers("a")
 
 
-async def test_a_stream_that_a_leaving_pod_answers_comes_to_its_end() -> None:
-    async with cloud("a", asking=False) as made, connect(made.running.port) as client:
-        release = asyncio.Event()
-
-        async def slowly(call: Any) -> None:
-            call.begin()
-            call.chunk(b"data: 1\n\n")
-            await release.wait()
-            call.chunk(b"data: [DONE]\n\n")
-            call.end()
-
-        made.replicas["a"].handler = slowly
-        client.send("POST", CHAT, chat(stream=True))
-        assert (await client.head())[0] == 200
-        assert await client.chunk() == b"data: 1\n\n"
-        made.put("a", ending=True)
-        await made.soon({"a": False})
-        made.put("a", ending=True, ready=False)
-        made.api.delete(PODS, "a")
-        await made.soon({})
-        release.set()
-        assert b"".join([part async for part in client.chunks()]).endswith(b"data: [DONE]\n\n")
-
-
 async def test_an_api_server_that_was_gone_is_heard_within_a_second() -> None:
     async with cloud("a", "b", "c") as made:
         made.put("b")
@@ -184,23 +131,13 @@ async def test_an_api_server_that_was_gone_is_heard_within_a_second() -> None:
         made.api.delete(PODS, "b")
         made.put("c")
         made.api.forget()
-        await until_tried(made, 5)
+        await asyncio.sleep(3.0)  # it tries as seldom as it ever does
         assert await made.members() == {"a": True, "b": True}  # the known replicas stay
         assert set(await made.asked_a_while()) == {"a", "b"}
         await made.api.start()
         await made.soon({"a": True, "c": True})
         made.put("b")
         await made.soon({"a": True, "b": True, "c": True})
-
-
-async def until_tried(made: Cloud, times: int) -> None:
-    """The router has failed to reach the API server so often; its wait is then as long as it gets."""
-    (watch,) = [each for each in made.running.front.discovery.discoveries if each.where.startswith("pods")]
-    backoff: Any = watch
-    async with asyncio.timeout(10):
-        while backoff._lost._attempts < times:
-            await asyncio.sleep(0.01)
-    assert watch.problem is not None
 
 
 @pytest.mark.virtual(False)

@@ -102,7 +102,7 @@ async def test_requests_wait_for_expected_models_only_and_not_for_ever() -> None
         assert asyncio.get_running_loop().time() - began_s >= 1.0
     async with served() as running, connect(running.port) as client:
         assert running.router.lifecycle.not_ready() is not None
-        assert (await client.post(CHAT, chat())).error["code"] == "model_not_found"
+        assert (await client.post(CHAT, chat())).error["code"] == "no_replica"
 
 
 async def test_replicas_that_die_together_are_no_fault_of_a_request() -> None:
@@ -710,7 +710,7 @@ async def test_streaming_time_is_not_waiting_time() -> None:
 async def test_a_request_for_a_model_without_its_last_replica_is_told_to_retry() -> None:
     coming = Scripted("coming", says(GOOD))
     async with coming.running(), served(queue_timeout_s=0.1) as running, connect(running.port) as client:
-        assert (await client.post(CHAT, chat())).status == 404  # nobody is known
+        assert (await client.post(CHAT, chat())).status == 503  # nobody is known
         coming.control["/v1/models"] = (500, {})
         running.front.upkeep.add(coming.spec)
         answer = await client.post(CHAT, chat())
