@@ -29,7 +29,7 @@ from api.retention import common_packed
 from engines.prompts import dates
 from events.blocks import TOKEN_BYTES
 from router.members.broken import Broken
-from router.members.fetch import Fetched
+from router.members.fetch import Fetched, TooLong
 from router.members.members import Member, ServedModel, Server
 from router.members.verification import GREETING, MAX_BODY_BYTES, OFF
 from router.prompts.pictures import ITEMS, MEDIA, STAND_INS, cut, digest, placed
@@ -228,7 +228,7 @@ class Asking:
     ) -> dict[bytes, list[bytes]] | str:
         """Tell what is known by these keys, or why some of it is not; the first is the prompt's own."""
         known, tasks, at = dict[bytes, list[bytes]](), dict[bytes, asyncio.Task[list[bytes]]](), self._at
-        asks, most, why = None, MAX_AT_ONCE, LATE
+        asks, most, why, is_busy = None, MAX_AT_ONCE, LATE, False
         for key, ask in learn.items():
             if (told := self._recalled(key)) is not None:
                 known[key] = told
@@ -236,12 +236,14 @@ class Asking:
                 tasks[key] = task
             else:
                 free = [one for one in able if at[one.server.name] < most and not self._rests(one, why)]
-                if not free:
-                    return "busy"
-                member = min(free, key=lambda one: (at[one.server.name], one.candidate.all_in_flight))
-                tasks[key] = self._begin(member, key, ask(member))
-                asks = member if why is LATE else asks
+                if free:
+                    member = min(free, key=lambda one: (at[one.server.name], one.candidate.all_in_flight))
+                    tasks[key] = self._begin(member, key, ask(member))
+                    asks = member if why is LATE else None  # pictures make a text's answer late
+                is_busy = is_busy or not free
             most, why = MAX_PICTURES_AT_ONCE, PICTURE
+        if is_busy:
+            return "busy"
         late = (await asyncio.wait(tasks.values(), timeout=WAIT_S))[1] if tasks else ()
         if late:
             if asks is not None and tasks[next(iter(learn))] in late:
@@ -281,8 +283,9 @@ class Asking:
             self.questions[about] += 1
             try:
                 answer = await self._ask(server, question.path, question.body, PICTURE_S if is_picture else ANSWER_S)
-            except Broken:  # as too long an answer is
-                self._let_rest(member, *((PICTURE, AGAIN_S) if is_picture else (LATE, BUSY_S)))
+            except Broken as error:
+                has_pixels = isinstance(error, TooLong)  # it is an older version
+                self._let_rest(member, PICTURE if is_picture else LATE, AGAIN_S if has_pixels else BUSY_S)
                 return []
             finally:
                 self.seconds.observe(self._now_s() - began_s)

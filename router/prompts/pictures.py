@@ -85,9 +85,8 @@ def is_within(text: bytes) -> bool:
     part = _decode_part(text) if text.startswith(b"{") and len(text) <= MAX_BYTES else _Part()
     given = bytes(part.source if part.type == "image" else part.image_url)
     held = _decode_part(given) if given.startswith(b"{") else _Part(url=Raw(given))
-    if part.type == "image":
-        return bool(held.type == "base64")
-    return part.type in ("image_url", "input_image") and bytes(held.url).startswith(b'"data:')
+    is_url = part.type in ("image_url", "input_image") and bytes(held.url).startswith(b'"data:')
+    return is_url or (part.type, held.type) == ("image", "base64")
 
 
 def placed(marked: list[bytes], pictures: Sequence[Sequence[bytes]]) -> tuple[list[bytes], list[Place]]:
@@ -95,8 +94,6 @@ def placed(marked: list[bytes], pictures: Sequence[Sequence[bytes]]) -> tuple[li
     marks = [one.count(MARK) for one in marked]
     if not all(pictures) or marks[:1] != [len(pictures)] or any(marks[1:]):
         return [], []
-    if not pictures:
-        return marked, []
     (packed, *after), places = marked[0].split(MARK), list[Place]()
     for (tokens, name), text in zip(pictures, after, strict=True):
         places.append((name.decode(), len(packed) // TOKEN_BYTES, len(tokens) // TOKEN_BYTES))

@@ -17,7 +17,7 @@ from api.generation_apis import GenerationApi
 from api.prompts.billing import BILLING_HEADER, without_billing
 from api.reading import read
 from api.retention import Retain
-from events.blocks import TOKEN_BYTES, block_keys, extend_keys, pack_tokens, root_key
+from events.blocks import TOKEN_BYTES, extend_keys, pack_tokens, root_key
 from router.prompts.pictures import Cut, Place, extras_of
 
 APPROXIMATE = 0  # stands for a block size: blocks of the prompt's bytes
@@ -169,13 +169,11 @@ class Prompt(Struct):
             if block_size == APPROXIMATE:
                 text = self.text if self._text is None else self._text
                 known = extend_keys(root, text, APPROXIMATE_BLOCK_BYTES // TOKEN_BYTES)
-            elif not self.exact:
-                known = []
-            elif lookahead or self.pictures:
-                extras = extras_of(self.pictures, block_size)
+            elif self.exact:
+                extras = extras_of(self.pictures, block_size) if self.pictures else None
                 known = extend_keys(root, self.packed[0], block_size, extras, lookahead)
             else:
-                known = block_keys(self.packed[0], block_size, root)
+                known = []
             self._keys[kind] = known
         return known
 

@@ -110,10 +110,7 @@ def verdict(asked: Sequence[Probe], answers: Iterable[tuple[int, bytes]]) -> Pro
 
 
 def told_in(body: bytes) -> list[tuple[bytes, list[list[bytes]]]]:
-    """Each prompt in an answer of `/tokenize` or of a route that renders, packed; none if one cannot be read.
-
-    A mark stands for each picture, and the tokens and the name of each come then.
-    """
+    """The prompts of an engine's answer, packed, with marks for pictures, and these with their names; none if odd."""
     told = []
     try:
         found = _decode(body)

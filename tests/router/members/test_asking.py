@@ -328,6 +328,13 @@ async def test_a_picture_that_comes_late_is_known_the_next_time(world: World, mo
     assert world.asking.questions["picture"] == 7
 
 
+async def test_of_many_pictures_as_many_are_asked_about_as_may_be(world: World) -> None:
+    many = [SYSTEM, seen(*(str(number) * 9 for number in range(8)))]
+    assert not (await world.tell(messages=many)).exact and world.asking.outcomes == {"busy": 1}
+    await world.settled()
+    assert (await world.tell(messages=many)).exact and world.asking.questions == {"whole": 1, "picture": 8}
+
+
 async def test_of_a_replica_that_tells_no_picture_none_is_asked_for_a_while(world: World) -> None:
     world.engine.without = (RENDER["chat"],)
     for _ in range(3):

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +11,7 @@ import pytest
 
 from api.prompts.prompts import Prompts
 from engines.prompts.vllm import Vllm
-from events.blocks import block_keys, extend_keys, pack_tokens, root_key
+from events.blocks import block_keys, extend_keys, root_key
 from events.cache.groups import FULL, Group, Layout
 from router.members import verification
 from router.members.broken import Broken
@@ -290,22 +290,8 @@ async def test_usual_chats_are_verified_from_the_start(world: World, messages: l
     assert world.engine.asked == []
 
 
-def answers() -> list[tuple[bytes, list[int] | None]]:
-    long: Callable[[Any], bytes] = lambda value: json.dumps(value).encode()  # noqa: E731
-    return [
-        (b'{"tokens": [1, 2]}', [1, 2]),
-        (b"[]", None),
-        (b"{}", None),
-        (b"\xff", None),
-        (b'{"tokens": [-1]}', None),
-        (long({"tokens": [2**32]}), None),
-        (b"[" * 10_000, None),
-        (b'{"tokens": "a"}', None),
-    ]
-
-
-@pytest.mark.parametrize(("body", "ids"), answers())
-def test_answers_are_read_with_care(body: bytes, ids: list[int] | None) -> None:
-    assert token_ids_in(body) == ids
-    if ids:
-        assert len(pack_tokens(ids)) == 4 * len(ids)
+def test_answers_are_read_with_care() -> None:
+    assert token_ids_in(b'{"tokens": [1, 2]}') == [1, 2]
+    wrong = (b"[-1]", b"[2147483648]", b'"a"', b"[]")
+    for body in (b"[]", b"{}", b"\xff", b"[" * 10_000, *(b'{"tokens": %b}' % tokens for tokens in wrong)):
+        assert token_ids_in(body) is None

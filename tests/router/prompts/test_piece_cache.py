@@ -95,13 +95,10 @@ def test_threads_share_a_cache(tokenizer: Tokenizer) -> None:
     cache.check()
 
 
-@pytest.mark.parametrize(
-    ("text", "cut"),
-    [
+def test_the_cut_is_where_only_the_new_turn_is_new() -> None:
+    for text, cut in (
         ("<i>user a<e> <i>assistant b<e> <i>user c<e> <i>assistant", "<i>"),  # one more beginning than ends
         ("<s>[INST] a [/INST] b</s>[INST] c [/INST]", "[/INST]"),  # as many of both: the last
         ("no token at all", None),
-    ],
-)
-def test_the_cut_is_where_only_the_new_turn_is_new(text: str, cut: str | None) -> None:
-    assert best_cut(["<i>", "<e>", "<s>", "</s>", "[INST]", "[/INST]"], text) == cut
+    ):
+        assert best_cut(["<i>", "<e>", "<s>", "</s>", "[INST]", "[/INST]"], text) == cut
