@@ -238,12 +238,7 @@ def chat_delta(said: Parsed) -> Delta:
         calls.append(ToolCallDelta(index=call.index, function=FunctionDelta(arguments=call.arguments)))
         if call.name is not None:
             calls[-1].id, calls[-1].type, calls[-1].function.name = call.id, "function", call.name
-    return Delta(
-        content=said.content or UNSET,
-        reasoning=thought,
-        reasoning_content=thought,
-        tool_calls=calls or UNSET,
-    )
+    return Delta(content=said.content or UNSET, reasoning=thought, reasoning_content=thought, tool_calls=calls or UNSET)
 
 
 def chat_logprobs(tokenizer: Tokenizer, chosen: Iterable[TokenChoice]) -> ChatLogprobs:

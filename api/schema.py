@@ -9,10 +9,7 @@ from msgspec import Struct
 
 from api.messages.answers import MessageAnswer, TokenCount
 from api.messages.requests import CountTokensRequest, MessagesRequest
-from api.openai.engine_requests import (
-    DetokenizeRequest,
-    TokenizeRequest,
-)
+from api.openai.engine_requests import DetokenizeRequest, TokenizeRequest
 from api.openai.requests import MAX_PROMPTS, UNSUPPORTED, ChatRequest, CompletionRequest, Tool
 from api.openai_responses.answers import DeletedResponse, ResponseAnswer
 from api.openai_responses.requests import UNSUPPORTED as UNSUPPORTED_OF_RESPONSES

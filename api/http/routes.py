@@ -29,7 +29,7 @@ class Role(IntEnum):
     ADMINISTRATOR = 3
 
 
-class Route(Struct, frozen=True, eq=False, kw_only=True):
+class Route(Struct, frozen=True, eq=False):
     """A row of the table. `{name}` matches one segment of a path, `{name:path}` at the end matches the rest."""
 
     methods: tuple[str, ...]

@@ -49,7 +49,9 @@ def chat_fields(request: requests.Conversation) -> Fields:
     if request.tools:
         fields["tools"] = [_tool(tool) for tool in request.tools]
         if request.tool_choice is not None:
-            fields["tool_choice"] = _choice(request.tool_choice)
+            choice: Any = {"type": "function", "function": {"name": request.tool_choice.name}}
+            kinds = {"any": "required", "tool": choice}
+            fields["tool_choice"] = kinds.get(request.tool_choice.type, request.tool_choice.type)
             fields["parallel_tool_calls"] = not request.tool_choice.disable_parallel_tool_use
     # The answer goes on with the last message if that is the assistant's and has text.
     is_begun = request.messages[-1].role == "assistant" and made and made[-1].get("content")
@@ -156,12 +158,3 @@ def _tool(tool: requests.ClientTool) -> Fields:
     if tool.strict is not None:
         function["strict"] = tool.strict
     return {"type": "function", "function": function} | _control(tool.cache_control)
-
-
-def _choice(choice: requests.ToolChoice) -> Any:
-    match choice.type:
-        case "any":
-            return "required"
-        case "tool":
-            return {"type": "function", "function": {"name": choice.name}}
-    return choice.type

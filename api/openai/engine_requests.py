@@ -5,14 +5,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from api.errors import invalid
-from api.openai.requests import (
-    Messages,
-    Nullable,
-    TokenId,
-    check_conversation,
-    check_tools,
-    fill_nulls,
-)
+from api.openai.requests import Messages, Nullable, TokenId, check_conversation, check_tools, fill_nulls
 
 
 class TokenizeRequest(Struct, kw_only=True):

@@ -137,12 +137,7 @@ _MISSING = object()
 _OF_LOOPS = frozenset(("depth", "depth0", "first", "index", "index0", "last", "length", "revindex", "revindex0"))
 _DICT_ATTRIBUTES = frozenset(dir(dict))
 # The sandbox's verdict on an attribute asks for the object's type alone; an object of each type to ask with.
-_DECIDED_BY_TYPE: dict[type, Any] = {
-    str: "",
-    dict: {},
-    list: [],
-    LoopContext: LoopContext((), jinja2.Undefined, None),
-}
+_DECIDED_BY_TYPE: dict[type, Any] = {str: "", dict: {}, list: [], LoopContext: LoopContext((), jinja2.Undefined, None)}
 
 
 class _Generation(jinja2.ext.Extension):
@@ -182,10 +177,7 @@ def _tojson(
 
 def environment() -> Environment:
     made = Environment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=[_Generation, jinja2.ext.loopcontrols],
-        finalize=_shown,
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols], finalize=_shown
     )
     made.filters["tojson"] = _tojson
     made.globals["raise_exception"] = _raise_exception

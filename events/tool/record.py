@@ -21,12 +21,7 @@ from events.tool.streams import Stream, follow
 @for_option
 @json_option
 def record(
-    targets: tuple[str, ...],
-    path: str,
-    force: bool,
-    stream: StreamOptions,
-    for_s: float | None,
-    as_json: bool,
+    targets: tuple[str, ...], path: str, force: bool, stream: StreamOptions, for_s: float | None, as_json: bool
 ) -> None:
     """Record streams to a file: every message of all sockets, with its arrival time.
 

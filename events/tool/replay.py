@@ -132,12 +132,7 @@ class Player:
     """
 
     def __init__(
-        self,
-        recording: Recording,
-        source: Source,
-        events: str,
-        replay: str | None = None,
-        speed: float | None = 1.0,
+        self, recording: Recording, source: Source, events: str, replay: str | None = None, speed: float | None = 1.0
     ) -> None:
         """Bind the endpoints; port 0 takes a free one. `speed`: None is as fast as the subscribers can read."""
         self.batches = self.payload_bytes = self.replays = 0

@@ -10,7 +10,7 @@ import click
 from fleet.commands.addresses.local_fleets import fleet_options, locate
 from fleet.commands.client import CONTROLLER, Poller
 from fleet.commands.words import changes
-from fleet.control.record import View
+from fleet.control.record import ModelView, View
 from fleet.display import Display
 from router.console.asking import Unreachable
 from router.console.formatting import count
@@ -25,7 +25,7 @@ class Step(NamedTuple):
     is_over: bool
 
 
-def follow(poller: Poller, before: View, model: str, title: str, step: Callable[[View], Step]) -> None:
+def follow(poller: Poller, before: View, name: str, title: str, step: Callable[[View, ModelView], Step]) -> None:
     """Show a model's progress until `step` reports the end; Ctrl-C stops waiting, not the change."""
     seen = before
     try:
@@ -38,11 +38,14 @@ def follow(poller: Poller, before: View, model: str, title: str, step: Callable[
                     if poller.is_news:
                         display.line(f"The controller does not answer ({poller.why}); retrying")
                 else:
-                    for line in changes(seen, view, model):
+                    for line in changes(seen, view, name):
                         display.line(line)
                     if view.ending:
                         raise click.ClickException("the fleet is ending")
-                    done, of, is_over = step(view)
+                    model = view.model(name)
+                    if model is None:
+                        raise click.ClickException(f"{name} was removed from the fleet meanwhile")
+                    done, of, is_over = step(view, model)
                     display.step(done, of)
                     if is_over:
                         return
@@ -77,36 +80,30 @@ def scale(model: str, replicas: int, no_wait: bool, yes: bool, which: str | None
     """
     with Poller(lambda: locate(which, fleet_key)) as poller:
         before = poller.fleet.view()
-        if replicas == 0 and not yes:
-            confirm_none(before, model)
+        now = before.model(model)  # None: the controller says that there is none
+        if replicas == 0 and not yes and now is not None and now.wanted:
+            them = count(now.wanted, "replica")
+            effect = f"this ends {them} of {model}, and requests for it fail until you scale it up"
+            if not sys.stdin.isatty():
+                raise click.UsageError(f"{effect}; give --yes")
+            click.confirm(f"{effect[0].upper()}{effect[1:]}. Go on?", abort=True, err=True)
         poller.fleet.scale(model, replicas)
         if no_wait:
             click.echo(f"{model} is set to {replicas} replicas; see `warmroute status`")
             return
-        follow(poller, before, model, f"Scaling {model}", lambda view: scaled_so_far(before, view, model, replicas))
+        were = len(before.of(model))
+        follow(poller, before, model, f"Scaling {model}", lambda _, now: scaled_so_far(were, now, replicas))
     click.echo(f"{model}: {replicas} of {replicas} ready" if replicas else f"{model} has no replicas")
 
 
-def confirm_none(view: View, name: str) -> None:
-    now = view.model(name)
-    if now is None or now.wanted == 0:  # unknown to the controller, which says so, or nothing would end
-        return
-    effect = f"this ends {count(now.wanted, 'replica')} of {name}, and requests for it fail until you scale it up"
-    if not sys.stdin.isatty():
-        raise click.UsageError(f"{effect}; give --yes")
-    click.confirm(f"{effect[0].upper()}{effect[1:]}. Go on?", abort=True, err=True)
-
-
-def scaled_so_far(before: View, now: View, name: str, wanted: int) -> Step:
+def scaled_so_far(were: int, model: ModelView, wanted: int) -> Step:
     """Scaling up, count the ready replicas; scaling down, those that have left."""
-    model = now.model(name)
-    if model is None:
-        raise click.ClickException(f"{name} was removed from the fleet meanwhile")
     if model.wanted != wanted:
         why = f": {model.autoscale_why}" if model.autoscale_why else ""
-        raise click.ClickException(f"{name} was set to {model.wanted} replicas meanwhile, instead of {wanted}{why}")
+        raise click.ClickException(
+            f"{model.name} was set to {model.wanted} replicas meanwhile, instead of {wanted}{why}"
+        )
     is_over = model.ready == wanted == model.replicas
-    were = len(before.of(name))
     if were > wanted:
         return Step(max(0, were - model.replicas), were - wanted, is_over)
     return Step(min(model.ready, wanted), wanted, is_over)
@@ -138,16 +135,13 @@ def restart(model: str, surge: bool, no_wait: bool, which: str | None, fleet_key
         if no_wait:
             click.echo(f"Replacing the replicas of {model} one by one; see `warmroute status`")
             return
-        follow(poller, before, model, f"Restarting {model}", lambda view: renewed_so_far(view, model, generation))
+        follow(poller, before, model, f"Restarting {model}", lambda view, now: renewed_so_far(view, now, generation))
     click.echo(f"All replicas of {model} are new")
 
 
-def renewed_so_far(now: View, name: str, generation: int) -> Step:
+def renewed_so_far(view: View, model: ModelView, generation: int) -> Step:
     """Count the replicas of this generation, or a later one, that are ready."""
-    model = now.model(name)
-    if model is None:
-        raise click.ClickException(f"{name} was removed from the fleet meanwhile")
-    mine = now.of(name)
+    mine = view.of(model.name)
     renewed = sum(replica.generation >= generation and replica.life in ("ready", "draining") for replica in mine)
     old = any(replica.generation < generation for replica in mine)
     return Step(min(renewed, model.wanted), model.wanted, not old and renewed >= model.wanted)

@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import click
 
@@ -41,18 +42,12 @@ def down(everything: bool, now: bool, which: str | None, fleet_key: str | None) 
     """
     if everything and which is not None:
         raise click.UsageError("--all means all fleets of this machine; give either --all or FLEET")
-    if not everything:
-        end_one(local_fleets.find(which), which, fleet_key, now)
-    elif living := local_fleets.running_fleets():
+    if everything:
+        if not (living := local_fleets.running_fleets()):
+            raise click.ClickException("no fleet runs on this machine")
         end_here(living, now)
-    else:
-        raise click.ClickException("no fleet runs on this machine")
-
-
-# ---- of this machine
-
-
-def end_one(where: local_fleets.Where, which: str | None, fleet_key: str | None, now: bool) -> None:
+        return
+    where = local_fleets.find(which)
     here = where.local
     if here is not None and not (here.found and which == here.controller):
         end_here([here], now)
@@ -63,6 +58,9 @@ def end_one(where: local_fleets.Where, which: str | None, fleet_key: str | None,
             fleet.end()
             wait(f"Ending {fleet.url}", fleet, lambda silent_s: silent_s >= GONE_S)
         click.echo(f"The fleet of {where.url} has ended")
+
+
+# ---- of this machine
 
 
 def end_here(fleets: Sequence[local_fleets.LocalFleet], now: bool) -> None:
@@ -100,7 +98,10 @@ def wait(title: str, fleet: FleetClient | None, is_over: Callable[[float], bool]
         with Display(title) as display:
             display.line(title)
             while not is_over(time.monotonic() - heard_s):
-                view = None if fleet is None else look(fleet)
+                view = None
+                if fleet is not None:
+                    with suppress(Unreachable, Refused):
+                        view = fleet.view()
                 if view is not None:
                     first, heard_s = first or len(view.replicas), time.monotonic()
                     for line in changes(seen, view):
@@ -111,10 +112,3 @@ def wait(title: str, fleet: FleetClient | None, is_over: Callable[[float], bool]
     except KeyboardInterrupt:
         click.echo("Stopped waiting; the fleet is still ending.", err=True)
         raise
-
-
-def look(fleet: FleetClient) -> View | None:
-    try:
-        return fleet.view()
-    except (Unreachable, Refused):
-        return None

@@ -22,11 +22,7 @@ NOT_BEGUN = ("placing", "starting", "failing")
 @click.argument("replica", required=False)
 @click.option("--node", type=TEXT, metavar="ADDRESS", help="Drain all replicas on the node of this address.")
 @click.option(
-    "--wait",
-    "wait_s",
-    type=FiniteRange(min=0),
-    metavar="SECONDS",
-    help="Wait at most this long until they are idle.",
+    "--wait", "wait_s", type=FiniteRange(min=0), metavar="SECONDS", help="Wait at most this long until they are idle."
 )
 @click.option("--undo", is_flag=True, help="Send them requests again.")
 @fleet_options
@@ -98,10 +94,12 @@ def _wait(fleet: FleetClient, tell: Callable[[], Collection[str]], limit_s: floa
                 is_measured = each.measured_at != first.measured_at and now_s - first_s > HEARD_S
                 is_idle = each.serves and not each.open_requests and is_measured
                 if not (each.life in NOT_BEGUN or is_replaced or is_idle):
-                    busy.append(each)
+                    running = each.open_requests
+                    left = f"has {count(running, 'request')} left" if running else "was not heard of since"
+                    busy.append(f"{each.name} {left}")
             if not busy:
                 return names
-            why = ", ".join(map(_left, busy))
+            why = ", ".join(busy)
         except Refused as error:
             if error.status < 500:
                 raise
@@ -111,11 +109,6 @@ def _wait(fleet: FleetClient, tell: Callable[[], Collection[str]], limit_s: floa
         if time.monotonic() - began_s > max(limit_s, SOONEST_S):
             raise click.ClickException(f"after {limit_s:g} s {why}; --wait longer, or let them be cut")
         time.sleep(LOOK_S)
-
-
-def _left(replica: ReplicaView) -> str:
-    running = replica.open_requests
-    return f"{replica.name} " + (f"has {count(running, 'request')} left" if running else "was not heard of since")
 
 
 def _those(fleet: FleetClient, names: Collection[str]) -> list[ReplicaView]:

@@ -57,7 +57,9 @@ def heading(view: View) -> list[Text]:
         lines.append(Text.assemble((model.name, "bold"), "  ", (so_far(model), style), f"  {said_of(view, model)}"))
         lines[-1].rstrip()
         if model.autoscale is not None:
-            lines.append(Text(autoscaled(model)))
+            between = f"from {model.autoscale.get('min', '?')} to {model.autoscale.get('max', '?')}"
+            why = f": {model.autoscale_why}" if model.autoscale_why else ""
+            lines.append(Text(f"  scaled automatically {between}{why}"))
     return lines
 
 
@@ -74,12 +76,6 @@ def said_of(view: View, model: ModelView) -> str:
         renewed = sum(each.generation >= model.generation and each.life == "ready" for each in mine)
         said.append(f"restarting: {renewed} of {model.wanted} are new")
     return ", ".join(said)
-
-
-def autoscaled(model: ModelView) -> str:
-    bounds = model.autoscale or {}
-    between = f"from {bounds.get('min', '?')} to {bounds.get('max', '?')}"
-    return f"  scaled automatically {between}" + (f": {model.autoscale_why}" if model.autoscale_why else "")
 
 
 # ---- the table

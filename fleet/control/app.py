@@ -161,25 +161,21 @@ class Endpoints:
         return json_response({"status": "ending"}, 202)
 
 
-def _route(methods: tuple[str, ...], template: str, who: Role, endpoint: Any) -> Route:
-    return Route(methods=methods, template=template, who=who, endpoint=endpoint)
-
-
 GET, POST, PUT = ("GET", "HEAD"), ("POST",), ("PUT",)
 ANYONE, HOLDER = Role.ANYONE, Role.ADMINISTRATOR
 
 ROUTES = (
-    _route(GET, "/members", ANYONE, Endpoints.members),
-    _route(GET, "/health", ANYONE, Endpoints.health),
-    _route(GET, "/metrics", ANYONE, Endpoints.metrics),
-    _route(GET, "/fleet", ANYONE, Endpoints.fleet),
-    _route(PUT, "/fleet", HOLDER, Endpoints.want),
-    _route(GET, "/replicas/log", HOLDER, Endpoints.log),
-    _route(POST, "/replicas/drain", HOLDER, Endpoints.drain),
-    _route(POST, "/nodes/drain", HOLDER, Endpoints.drain_node),
-    _route(POST, "/models/scale", HOLDER, Endpoints.scale),
-    _route(POST, "/models/restart", HOLDER, Endpoints.restart),
-    _route(POST, "/end", HOLDER, Endpoints.end),
+    Route(GET, "/members", ANYONE, Endpoints.members),
+    Route(GET, "/health", ANYONE, Endpoints.health),
+    Route(GET, "/metrics", ANYONE, Endpoints.metrics),
+    Route(GET, "/fleet", ANYONE, Endpoints.fleet),
+    Route(PUT, "/fleet", HOLDER, Endpoints.want),
+    Route(GET, "/replicas/log", HOLDER, Endpoints.log),
+    Route(POST, "/replicas/drain", HOLDER, Endpoints.drain),
+    Route(POST, "/nodes/drain", HOLDER, Endpoints.drain_node),
+    Route(POST, "/models/scale", HOLDER, Endpoints.scale),
+    Route(POST, "/models/restart", HOLDER, Endpoints.restart),
+    Route(POST, "/end", HOLDER, Endpoints.end),
 )
 TABLE = RouteTable(ROUTES)
 

@@ -219,7 +219,12 @@ class Reconciler:
             mine = self._staying(model)
             in_the_way = sum(each.leaving and self._is_old(each) for each in self._of(model))
             if len(mine) < allowed:
-                self._add(model, allowed - len(mine) - in_the_way)
+                plan, generation = self.plan.model(model), self.generation(model)
+                assert plan is not None, f"{model} has a count, but no plan"
+                names = (f"{name_stem(model)}-{number}" for number in numbers())
+                free = (name for name in names if name not in self.replicas)
+                for name in islice(free, max(0, allowed - len(mine) - in_the_way)):
+                    self.replicas[name] = Replica(Task(name=name, plan=plan, generation=generation))
             elif old and not in_the_way and not too_many:
                 worst = self._worst_first(old)[0]
                 # Nothing is lost with a replica that does not serve.
@@ -244,16 +249,6 @@ class Reconciler:
         for replica in list(self._of(model)):
             if replica.task.name not in self._begun and (replica.leaving or self._is_old(replica)):
                 del self.replicas[replica.task.name]
-
-    def _add(self, model: str, count: int) -> None:
-        if count <= 0:
-            return
-        plan, generation = self.plan.model(model), self.generation(model)
-        assert plan is not None, f"{model} has a count, but no plan"
-        stem = name_stem(model)
-        free = (name for number in numbers() if (name := f"{stem}-{number}") not in self.replicas)
-        for name in islice(free, count):
-            self.replicas[name] = Replica(Task(name=name, plan=plan, generation=generation))
 
     def _leave_the_worst(self, replicas: list[Replica], allowed: int) -> int:
         """Mark the worst of too many replicas as leaving; return how many."""

@@ -18,6 +18,9 @@ LAST_LINES = 12
 TAIL_BYTES = 16 * 1024
 MAX_BYTES = 4 * 1024 * 1024
 LONGEST_LOG_BYTES = 64 * 1024 * 1024
+READY_LINE = re.compile(  # `replica.server.ready_line` makes it
+    r"^ready on (http://\S+:\d+), model (.*), \d+ blocks of \d+,(?: attention \S+,)? events (\S+)$", re.MULTILINE
+)
 LOG_ENCODING = "utf-8:backslashreplace"  # independent of this process's terminal
 
 
@@ -110,7 +113,11 @@ class Child:
 
     def place(self) -> ReplicaAddress | None:
         """Return where it listens once it is ready; for our own replicas."""
-        return read_ready_line(self.output())
+        found = READY_LINE.search(self.output())
+        if found is None:
+            return None
+        url, model, events = found.groups()
+        return ReplicaAddress(url=url, model=model, events=None if events == "off" else events)
 
     async def ended(self) -> str:
         """Wait for the end, and say which it was."""
@@ -147,17 +154,3 @@ class Child:
         if not self.is_over:
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
-
-
-READY_LINE = re.compile(
-    r"^ready on (http://\S+:\d+), model (.*), \d+ blocks of \d+,(?: attention \S+,)? events (\S+)$", re.MULTILINE
-)
-
-
-def read_ready_line(output: str) -> ReplicaAddress | None:
-    """Find the line that `replica.server.ready_line` makes."""
-    found = READY_LINE.search(output)
-    if found is None:
-        return None
-    url, model, events = found.groups()
-    return ReplicaAddress(url=url, model=model, events=None if events == "off" else events)

@@ -96,7 +96,9 @@ def _run_local(order: Order, answers: Any, session: int) -> NoReturn:
             raise LaunchFailed(why)
     except PermissionError as error:
         raise LaunchFailed(str(error)) from error
-    set_environment()
+    for name in [name for name in os.environ if name.startswith("RAY_")]:
+        del os.environ[name]  # Ray, which is imported below, reads them, and no setting of another Ray counts
+    os.environ.update(local_environment())
     init(folder)
     launched = begin(order)
     answers.write(encode(launched) + b"\n")
@@ -165,13 +167,6 @@ def too_long(folder: Path) -> str | None:
     return (
         f"{str(folder)!r} is too long a folder for Ray's sockets: {length} bytes, {most} at most; set a shorter TMPDIR"
     )
-
-
-def set_environment() -> None:
-    """To be called before Ray is imported; no setting of another Ray in the environment counts."""
-    for name in [name for name in os.environ if name.startswith("RAY_")]:
-        del os.environ[name]
-    os.environ.update(local_environment())
 
 
 def init(folder: Path) -> None:

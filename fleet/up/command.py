@@ -61,13 +61,7 @@ def option(key: str, metavar: str, **rest: Any) -> Callable[[Command], Command]:
     help=f"How a replica is chosen: {', '.join(get_args(Policy))}.",
 )
 @option("host", "HOST", type=TEXT, default="127.0.0.1", help="The router's address.")
-@option(
-    "port",
-    "PORT",
-    type=click.IntRange(0, 65535),
-    default=8000,
-    help="The router's port; 0: any free one.",
-)
+@option("port", "PORT", type=click.IntRange(0, 65535), default=8000, help="The router's port; 0: any free one.")
 @option("api_key", "KEY", type=TEXT, help="Require this key from clients. Better given as WARMROUTE_API_KEY.")
 @click.option(
     "--ray/--no-ray",

@@ -176,7 +176,9 @@ class Grid(NamedTuple):
 def prefill_grid(queries: Tensor, cache: LayerCache, step: TableStep) -> Grid:
     """An upper bound of tiles: each sequence has at most one partial tile."""
     group, padded_dim = sizes_of(queries, cache)[1:3]
-    rows = prefill_rows(step.longest_prefill * group, padded_dim, queries.dtype)
+    longest, rows = step.longest_prefill * group, MIN_ROWS  # few sizes, because each is compiled
+    if queries.dtype != torch.float32 and longest > MIN_ROWS:
+        rows = MAX_ROWS if longest > MAX_ROWS // 2 and padded_dim <= MAX_DIM else MAX_ROWS // 2
     prompts = len(step.lengths) - step.decoding if step.mixed is None else step.mixed.prompts
     return Grid(len(queries) * group // rows + prompts, rows)
 
@@ -226,13 +228,6 @@ def add_up(parts: Parts, results: Tensor, step: TableStep) -> None:
             *(parts.splits, len(step.lengths)),
             *(head_dim, max(16, power_of_two(head_dim)), power_of_two(parts.splits)),
         )
-
-
-def prefill_rows(longest: int, padded_dim: int, dtype: torch.dtype) -> int:
-    """Rows in a tile; few sizes, because each is compiled."""
-    if dtype == torch.float32 or longest <= MIN_ROWS:
-        return MIN_ROWS
-    return MAX_ROWS if longest > MAX_ROWS // 2 and padded_dim <= MAX_DIM else MAX_ROWS // 2
 
 
 def launch_of(dtype: torch.dtype, warps: int, stages: int = STAGES) -> dict[str, int]:

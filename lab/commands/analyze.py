@@ -35,12 +35,7 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @option("--block-tokens", "N", "Of the trace, if it cannot be found out.", type=COUNT)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def analyze(
-    path: Path,
-    kv_bytes: int | None,
-    model: str | None,
-    block_tokens: int | None,
-    as_json: bool,
-    **options: Any,
+    path: Path, kv_bytes: int | None, model: str | None, block_tokens: int | None, as_json: bool, **options: Any
 ) -> None:
     """Analyze a trace or a request log: how much prompts share, what cache that takes, what breaks it.
 

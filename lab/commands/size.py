@@ -8,15 +8,7 @@ import msgspec
 from api.process.options import option
 from api.process.settings import ABOVE_0, AT_LEAST_0, FiniteRange, Unusable
 from lab.commands.common import check_options
-from lab.size import (
-    DoesNotFit,
-    Format,
-    Room,
-    Size,
-    config_of,
-    gigabytes,
-    size_of,
-)
+from lab.size import DoesNotFit, Format, Room, Size, config_of, gigabytes, size_of
 from replica.model.sizing import GIGABYTE
 
 NUMBERS = ("none", "fp8", "int8", "int4")

@@ -21,14 +21,7 @@ from replica.config import EngineConfig
 from replica.engine.rates import Speed, StepLimit, Window
 from replica.engine.scheduler import Batch, QueueFull, Scheduler, TooLong
 from replica.grammar.matcher import Matcher
-from replica.messages import (
-    DiskCounters,
-    Output,
-    Refused,
-    Stats,
-    Submit,
-    TierSnapshot,
-)
+from replica.messages import DiskCounters, Output, Refused, Stats, Submit, TierSnapshot
 from replica.runners.clock import Clock
 from replica.runners.request import Request
 from replica.runners.runner import Finish, Runner

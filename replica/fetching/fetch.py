@@ -184,7 +184,10 @@ def _fetched(source: Source, folder: Path, tokenizer_only: bool, say: Say) -> Re
     if known is not None and any(offered.get(name) not in (file, MADE) for name, file in known.files.items()):
         raise FetchFailed(f"{str(folder)!r} holds {source.name} as it was before; remove it, or name another folder")
     lacking = missing(folder, record.files)
-    refuse_full(folder, total_bytes(lacking) - taken_bytes(gathered))
+    needed_bytes, free_bytes = total_bytes(lacking) - taken_bytes(gathered), shutil.disk_usage(folder).free
+    if needed_bytes > free_bytes:
+        room = f"{spoken_size(needed_bytes)} are needed, {spoken_size(free_bytes)} are free"
+        raise FetchFailed(f"{str(folder)!r} has no room: {room}; make room, or name another folder")
     say(f"fetching {source.name}: {amount(lacking)} into {str(folder)!r}")
     write_record(folder, record, BEGUN)
     gathered.mkdir(exist_ok=True)
@@ -200,13 +203,6 @@ def _fetched(source: Source, folder: Path, tokenizer_only: bool, say: Say) -> Re
     shutil.rmtree(gathered, ignore_errors=True)
     (folder / OWN / BEGUN).unlink(missing_ok=True)
     return record
-
-
-def refuse_full(folder: Path, needed_bytes: int) -> None:
-    free_bytes = shutil.disk_usage(folder).free
-    if needed_bytes > free_bytes:
-        room = f"{spoken_size(needed_bytes)} are needed, {spoken_size(free_bytes)} are free"
-        raise FetchFailed(f"{str(folder)!r} has no room: {room}; make room, or name another folder")
 
 
 def summary(record: Record, folder: Path, fetched: bool, started_s: float) -> str:

@@ -29,10 +29,7 @@ from api.messages.conversion import counted_chat_of
 from api.messages.models import listed, shown
 from api.messages.requests import CountTokensRequest, MessagesRequest
 from api.native import FRAMES_TYPE
-from api.openai.engine_requests import (
-    DetokenizeRequest,
-    TokenizeRequest,
-)
+from api.openai.engine_requests import DetokenizeRequest, TokenizeRequest
 from api.openai.requests import ChatRequest, CompletionRequest, read
 from api.openai.sampling import SamplingDefaults, sampling_defaults
 from api.openai_responses.answers import DeletedResponse, ResponseAnswer
@@ -298,9 +295,7 @@ class Endpoints:
 def _route(
     methods: tuple[str, ...], path: str, who: Role, endpoint: Any, request: Any = None, answer: Any = None, **more: Any
 ) -> Documented:
-    return Documented(
-        methods=methods, template=path, who=who, endpoint=endpoint, request=request, answer=answer, **more
-    )
+    return Documented(methods, path, who, endpoint, request=request, answer=answer, **more)
 
 
 GET, POST, DELETE, PAGE = ("GET",), ("POST",), ("DELETE",), ("GET", "HEAD")

@@ -98,13 +98,7 @@ class ConversationForm(Form):
     counts events or blocks goes on where the client is.
     """
 
-    def __init__(
-        self,
-        work: Work,
-        model: str,
-        tokenizer: Tokenizer,
-        stored: StoredResponses | None = None,
-    ) -> None:
+    def __init__(self, work: Work, model: str, tokenizer: Tokenizer, stored: StoredResponses | None = None) -> None:
         super().__init__(work, model, tokenizer)
         self._stored = stored
         [part] = work.parts

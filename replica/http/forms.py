@@ -289,7 +289,12 @@ class WholeCompletion(WholeForm):
         said = self.joined(choice.index)
         echo, logprobs = echo_of(self, choice.index), self.logprobs(said)
         if (echoed := self._echoed.get(choice.index // self.request.n)) is not None:
-            logprobs = after_prompt(echoed, logprobs, len(echo))
+            logprobs = responses.CompletionLogprobs(
+                [*echoed.text_offset, *(len(echo) + offset for offset in logprobs.text_offset)],
+                [*echoed.token_logprobs, *logprobs.token_logprobs],
+                [*echoed.tokens, *logprobs.tokens],
+                [*echoed.top_logprobs, *logprobs.top_logprobs],
+            )
         return responses.CompletionChoice(
             index=choice.index,
             text=echo + said.text,
@@ -349,15 +354,3 @@ def echo_of(form: Form, index: int) -> str:
 def finish_reason(delta: Delta) -> responses.FinishReason:
     """There is no "abort" here: a client that is gone is told nothing."""
     return cast(responses.FinishReason, delta.finish_reason)
-
-
-def after_prompt(
-    echoed: responses.CompletionLogprobs, generated: responses.CompletionLogprobs, echoed_characters: int
-) -> responses.CompletionLogprobs:
-    """The prompt's log probabilities, followed by those of what was generated."""
-    return responses.CompletionLogprobs(
-        [*echoed.text_offset, *(echoed_characters + offset for offset in generated.text_offset)],
-        [*echoed.token_logprobs, *generated.token_logprobs],
-        [*echoed.tokens, *generated.tokens],
-        [*echoed.top_logprobs, *generated.top_logprobs],
-    )

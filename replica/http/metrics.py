@@ -160,11 +160,7 @@ HISTOGRAMS: tuple[Row, ...] = (
     (f"{KNOWN}:request_generation_tokens", "Tokens generated for a choice.", "output_tokens"),
     (f"{KNOWN}:request_params_max_tokens", "max_tokens of a choice.", "max_tokens"),
     (f"{KNOWN}:request_params_n", "n of an HTTP request.", "choices"),
-    (
-        f"{KNOWN}:time_per_output_token_seconds",
-        "The inter-token latency, under vLLM's old name.",
-        "between_tokens_s",
-    ),
+    (f"{KNOWN}:time_per_output_token_seconds", "The inter-token latency, under vLLM's old name.", "between_tokens_s"),
 )
 
 

@@ -91,11 +91,7 @@ class Reader:
             self.bodies.release(held)
 
     async def generation(
-        self,
-        request: Request,
-        api: GenerationApi,
-        max_model_len: int,
-        complete: Callable[[Any], None] | None = None,
+        self, request: Request, api: GenerationApi, max_model_len: int, complete: Callable[[Any], None] | None = None
     ) -> ParsedRequest:
         native = (
             None if is_enveloped(request.scope["headers"]) else without_envelope(request.headers.get(PRIORITY_HEADER))

@@ -26,7 +26,8 @@ def write_weights(file: Path) -> None:
         tokens = sorted(VOCABULARY, key=VOCABULARY.__getitem__)
         counts = np.zeros((len(tokens), len(tokens)), np.int64)
         [newline] = _ids("\n")
-        for question, answer in dialogues():
+        text = Path(__file__).with_name("demo.txt").read_text(encoding="utf-8")
+        for question, answer in re.findall(r"^Q: (.*)\nA: (.*)$", text, re.MULTILINE):
             *asked, question_mark = _ids(question)
             for ids in (asked, [question_mark, newline, *_ids(answer), TURN_END]):
                 np.add.at(counts, (ids[:-1], ids[1:]), 1)
@@ -46,11 +47,6 @@ COMMON_WORDS = 24  # the successors of <|endoftext|> and of tokens that demo.txt
 TOKENIZER = Tokenizer.from_file(str(TEXTS / "tokenizer.json"))
 VOCABULARY = TOKENIZER.get_vocab()
 END_OF_TEXT, TURN_END = VOCABULARY["<|endoftext|>"], VOCABULARY["<|im_end|>"]
-
-
-def dialogues() -> list[tuple[str, str]]:
-    text = Path(__file__).with_name("demo.txt").read_text(encoding="utf-8")
-    return re.findall(r"^Q: (.*)\nA: (.*)$", text, re.MULTILINE)
 
 
 def _ids(text: str) -> list[int]:

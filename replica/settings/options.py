@@ -340,17 +340,12 @@ SETTINGS: dict[str, list[Setting]] = {
             "Mean length of outputs that end by themselves; 0: none do.",
             flag=False,
         ),
-        derived(
-            "simulated_answers",
-            FILE,
-            "FILE",
-            "Answer chats from a script: in each line the JSON of a rule.",
-        ),
+        derived("simulated_answers", FILE, "FILE", "Answer chats from a script: in each line the JSON of a rule."),
     ],
     "Log": [
         engine(
             "log_level", click.Choice(["debug", "info", "warning", "error"]), "LEVEL", "debug, info, warning or error."
-        ),
+        )
     ],
 }
 

@@ -13,10 +13,7 @@ from typing import NamedTuple, TypeAlias
 
 from lab.analysis.breaks.prompts import Example, Fault, Piece, Prompt
 
-ORDER = Fault(
-    "tools in another order",
-    "List the tools in one order every time, for example sorted by name.",
-)
+ORDER = Fault("tools in another order", "List the tools in one order every time, for example sorted by name.")
 CHANGE = Fault(
     "tools that change",
     "Give every request of an application all of its tools, and say in the last message which to use.",
