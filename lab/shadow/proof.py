@@ -5,7 +5,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import takewhile
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 from uuid import uuid4
 
 import msgspec
@@ -41,18 +41,12 @@ ENOUGH = 0.9  # the share of answers that the events have to confirm
 Finding: TypeAlias = Literal["same", "moved", "different", "unknown"]
 
 
-class Point(NamedTuple):
-    """A point in a replica's stream."""
-
-    feed: ReplicaFeed
-    moment: Moment
-
-
+Point: TypeAlias = tuple[ReplicaFeed, Moment]  # in a replica's stream
 Points: TypeAlias = Mapping[str, Point]  # by replica
 
 
 def points_of(services: Services) -> Points:
-    return {one.name: Point(one.feed, one.feed.moment()) for one in services.members if one.feed is not None}
+    return {one.name: (one.feed, one.feed.moment()) for one in services.members if one.feed is not None}
 
 
 class Evidence(Struct, kw_only=True):
@@ -98,7 +92,7 @@ class Sent:
     def compared(self, held: int, point: Point | None, others: Iterable["Sent"]) -> Finding:
         """The told tokens beside those that were held, or predicted, at that point of a replica's stream or later."""
         told, keys, size = self.outcome.cached_tokens, self.record.keys, self.record.block_tokens
-        if told is None or point is None or not point.moment.exact:
+        if told is None or point is None or not point[1].exact:
             return "unknown"
         part, last = sorted((held // size, told // size))
         if part == last:

@@ -44,7 +44,7 @@ CLIENTS: dict[str, Client] = {
     ),
     "llm": Client(packages=("llm",), tries="prompts, schemas, tools, conversations on the command line"),
     "lm-eval": Client(packages=("lm-eval[api]",), tries="generation, log-likelihood, multiple choice"),
-    "guidellm": Client(packages=("guidellm",), tries="a small benchmark", limit_s=900),
+    "guidellm": Client(packages=("guidellm",), tries="a small benchmark"),
     "aiperf": Client(packages=("aiperf",), tries="a small benchmark"),
     "openai-node": Client(
         packages=("openai", "zod"), tries="chat, streams, tools, structured outputs, responses, errors", language="node"

@@ -171,8 +171,6 @@ def tells_of_the_cache(clients: Clients) -> None:
     with clients.anthropic.messages.stream(**asked) as stream:
         usage = stream.get_final_message().usage
     assert before.cache_read_input_tokens < after.cache_read_input_tokens == usage.cache_read_input_tokens
-    kinds = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
-    assert len({sum(getattr(used, kind) or 0 for kind in kinds) for used in (before, after)}) == 1
 
 
 def counts_no_billing_line(clients: Clients) -> None:
