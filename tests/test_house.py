@@ -22,7 +22,7 @@ BUDGETS = {
     "router": Measures(rooms=17, floors=9, in_circles=0, files=18, lines=27_320),
 }
 HELPERS_USED_ONCE = 0.368  # of the private ones
-LINES_OF_TESTS = {"tests": 98_115, "qualification": 8_731}
+LINES_OF_TESTS = {"tests": 98_116, "qualification": 8_731}
 INTRUSIONS = (181, 99)  # see below; the parts replaced include faults that a test plants
 OF_NAMEDTUPLE = ("_asdict", "_fields", "_replace")
 IMPORTERS_OF_ROUTER = 2  # where it is assembled: the process, and the app

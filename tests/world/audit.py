@@ -97,8 +97,7 @@ class Audit:
         """Look at a request at the moment of its end."""
         self._lines.setdefault(line.request_id, []).append(line)
         routed.latest.add(line.request_id)
-        waiting = routed.router.waiting
-        if len(waiting) >= waiting.capacity:
+        if routed.front is not None and len(waiting := routed.router.waiting) >= waiting.capacity:
             self._beside[line.request_id] = [(one.came_s, one.has_begun) for one in waiting.in_order()]
 
     def lost(self, request_id: str, now_s: float) -> None:
@@ -159,9 +158,12 @@ class Audit:
     def _settled(self, routed: Routed, now_s: float) -> None:
         """Demand of each replica that has been well for a while: its cache is known, no dead connection waited on."""
         router, host = routed.router, routed.host
+        named = [] if self._fleet is None else self._fleet.in_force(now_s - SETTLED_S, now_s)
         for replica in self._replicas:
+            specs = {one.get(replica.name) for one in named}
             since_s = max(replica.well_since_s, replica.host.troubled_s, host.troubled_s, routed.starts_s[-1])
             is_well = not (replica.is_troubled or replica.host.silent) and host.has_sockets
+            is_well &= len(specs - {None}) == len(specs) < 2  # and named so all the time
             if isinstance(replica, VllmReplica) or not is_well or now_s - since_s < SETTLED_S:
                 continue
             for attempt in router.attempts:

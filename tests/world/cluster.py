@@ -49,8 +49,6 @@ class ClusterOfPods(EditedFile[ReplicaSpec]):
     def config(self) -> Kubernetes:
         return Kubernetes(Cluster(self.api.url, SPACE), pods="app=llm")
 
-    # ---- the operator
-
     def write(self, tables: Tables) -> None:
         self._wanted = tables
         self._store()

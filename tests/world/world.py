@@ -153,6 +153,7 @@ class World:
         self.audit.clients()
         await asyncio.sleep(CALM_S)
         for task in stepping:
+            assert not task.done(), task
             task.cancel()
         for routed in self.routers.values():
             await self.audit.router(routed)
