@@ -5,20 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 TEXTS = (
-    *(
-        "Hi",
-        "Say a word.",
-        "b",
-        "",
-        "",
-        " ",
-        "\n",
-        " a ",
-        "a\n\nb\n",
-        "é\u2028<b>&'😀",
-        "e\u0301 ﬁ \u202e نص",
-        "\t東京",
-    ),
+    *("Hi", "Say a word.", "b", "", "", " ", "\n", " a ", "a\n\nb\n"),
+    *("é\u2028<b>&'😀", "e\u0301 ﬁ \u202e نص", "\t東京"),
     *("<|im_end|>", "</s>[INST] a", "<|eot_id|>", "x-anthropic-billing-header: 1", "x-anthropic-billing-header: 1\nb"),
     *("a\u0000b", "👩‍👧 12345", "{{ 1 }}", "2026-11-28", "</think> a"),
 )

@@ -142,25 +142,6 @@ def is_as_large_as_the_page_says(image: str, target: str) -> None:
     assert abs(size / 2**20 / int(said[1].replace(",", "")) - 1) < 0.05
 
 
-@pytest.mark.usefixtures("images")
-def test_the_routers_image_holds_no_tool_cache_secret_or_test() -> None:
-    holds_no_tool_cache_secret_or_test(ROUTER)
-    is_as_large_as_the_page_says(ROUTER, "router")
-
-
-@pytest.mark.usefixtures("images")
-def test_only_three_layers_come_upon_the_base() -> None:
-    """User, packages and code; a change of the code changes the last alone."""
-    adds_layers(3, ROUTER, BASE)
-
-
-def test_the_image_of_replicas_on_cpus_is_as_tidy(replica_cpu: str) -> None:
-    """User, wget, packages and code."""
-    holds_no_tool_cache_secret_or_test(REPLICA_CPU)
-    is_as_large_as_the_page_says(REPLICA_CPU, "replica-cpu")
-    adds_layers(4, REPLICA_CPU, replica_cpu)
-
-
 def has_a_health_check_that_goes_well(image: str) -> None:
     """Run as the page of images says, by the image's own command."""
     began_s = time.monotonic()
@@ -173,14 +154,22 @@ def has_a_health_check_that_goes_well(image: str) -> None:
         podman("rm", "--force", "--volumes", "--time=0", name)
 
 
+def is_tidy_and_well(image: str, target: str, layers: int, base: str) -> None:
+    holds_no_tool_cache_secret_or_test(image)
+    is_as_large_as_the_page_says(image, target)
+    adds_layers(layers, image, base)
+    has_a_health_check_that_goes_well(image)
+
+
 @pytest.mark.usefixtures("images")
-def test_the_routers_health_check_goes_well() -> None:
-    has_a_health_check_that_goes_well(ROUTER)
+def test_the_routers_image_is_tidy_and_well() -> None:
+    """User, packages and code come upon the base; a change of the code changes the last layer alone."""
+    is_tidy_and_well(ROUTER, "router", 3, BASE)
 
 
-@pytest.mark.usefixtures("replica_cpu")
-def test_the_health_check_of_a_replica_on_cpus_goes_well() -> None:
-    has_a_health_check_that_goes_well(REPLICA_CPU)
+def test_the_image_of_replicas_on_cpus_is_tidy_and_well(replica_cpu: str) -> None:
+    """User, wget, packages and code come upon the base."""
+    is_tidy_and_well(REPLICA_CPU, "replica-cpu", 4, replica_cpu)
 
 
 @pytest.mark.usefixtures("images", "replica_cpu")
@@ -248,9 +237,7 @@ def test_a_computing_replica_that_is_killed_returns_empty_and_exact(computing: W
 
 
 async def test_a_computing_replica_ends_its_stream_and_then_itself(computing: World) -> None:
-    status, took_s = await stopped_amid_a_stream(computing.replicas[0], computing.replicas[0].url, 180)
-    print(f"\ncomputing replica: status {status}, {took_s:.1f} s after SIGTERM")
-    assert status == 0
+    await ends_after_its_stream(computing.replicas[0])
 
 
 async def whole_stream(url: str, tokens: int, begun: asyncio.Event) -> None:
@@ -266,20 +253,20 @@ async def whole_stream(url: str, tokens: int, begun: asyncio.Event) -> None:
     assert (heard[-1], token_ids(heard)) == ("data: [DONE]", tokens)
 
 
-async def stopped_amid_a_stream(target: Played, url: str, tokens: int) -> tuple[int, float]:
-    """Stop it once the stream has begun; the stream has to be whole."""
+async def ends_after_its_stream(target: Played) -> None:
+    """Stop it once a stream has begun; the stream has to be whole."""
     begun = asyncio.Event()
     async with asyncio.TaskGroup() as group:
-        group.create_task(whole_stream(url, tokens, begun))
+        group.create_task(whole_stream(target.url, 180, begun))
         await begun.wait()
-        return await asyncio.to_thread(target.stop)
+        status, took_s = await asyncio.to_thread(target.stop)
+    print(f"\n{target.name}: status {status}, {took_s:.1f} s after SIGTERM")
+    assert status == 0
 
 
 async def test_a_stream_is_finished_before_a_container_ends(world: World) -> None:
     for target in (world.replicas[0], world.router):
-        status, took_s = await stopped_amid_a_stream(target, target.url, 180)
-        print(f"\n{target.name}: status {status}, {took_s:.1f} s after SIGTERM")
-        assert status == 0
+        await ends_after_its_stream(target)
 
 
 async def replaced(world: World, service: Service, old: Played, name: str, *more: str) -> tuple[Played, int, float]:

@@ -15,6 +15,8 @@ from qualification.images import context
 from qualification.images.dockerfile import DOCKERFILE, ROOT, Instruction, health_check, read
 
 DOCKER = read()
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
 TARGETS = ("router", "replica-cpu", "replica-gpu")
 INSTALL = re.compile(r"-m pip (--python \S+ )?install ")
 SECRETS = re.compile(r"(?i)(password|passwd|secret|token|api_?key)\s*=")
@@ -32,7 +34,9 @@ def runs() -> list[Instruction]:
     return [each for stage in DOCKER.stages.values() for each in stage.all("RUN")]
 
 
-def test_hadolint_finds_nothing() -> None:
+def test_hadolint_finds_nothing_and_podman_4_reads_all_commands() -> None:
+    """Podman 4 would read the lines of a here-document as instructions."""
+    assert [each.line for each in runs() if "<<" in each.value] == []
     hadolint = Path(sys.executable).with_name("hadolint")
     # With a layer for each step the next build can reuse it from its cache.
     found = subprocess.run(
@@ -44,12 +48,11 @@ def test_hadolint_finds_nothing() -> None:
     assert (found.returncode, found.stdout) == (0, "")
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_every_image_is_built_upon_one_pinned_base(target: str) -> None:
+def test_every_image_is_built_upon_one_pinned_base_with_a_python_that_is_supported() -> None:
     assert DOCKER.arguments == {"PYTHON_IMAGE": "python:3.12-slim-bookworm", "VLLM_VERSION": "0.33.0"}
+    assert "Programming Language :: Python :: 3.12" in PROJECT["classifiers"]
     bases = {stage.base for stage in DOCKER.stages.values()} - DOCKER.stages.keys()
-    assert bases == {"${PYTHON_IMAGE}"}
-    assert DOCKER.lineage(target)[0].base == "${PYTHON_IMAGE}"
+    assert bases == {DOCKER.lineage(target)[0].base for target in TARGETS} == {"${PYTHON_IMAGE}"}
 
 
 def test_vllm_is_that_which_pods_of_their_own_run() -> None:
@@ -72,15 +75,9 @@ def test_no_list_of_requirements_names_our_own_package(requirements: dict[str, l
     """An index may have another package of that name."""
     assert requirements.keys() == {"router", "replica", "replica-gpu"}
     assert not [line for lines in requirements.values() for line in lines if line.startswith("warmroute")]
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert set(project["dependencies"]) <= set(requirements["replica"])
-    left_out = set(project["dependencies"]) - set(requirements["router"])
+    assert set(PROJECT["dependencies"]) <= set(requirements["replica"])
+    left_out = set(PROJECT["dependencies"]) - set(requirements["router"])
     assert {line.partition(">")[0] for line in left_out} == {"numpy"}, "a router computes nothing"
-
-
-def test_no_command_is_a_here_document() -> None:
-    """Podman 4 would read its lines as instructions."""
-    assert [each.line for each in runs() if "<<" in each.value] == []
 
 
 def test_what_comes_beside_vllm_leaves_its_pytorch_alone(requirements: dict[str, list[str]]) -> None:
@@ -104,12 +101,6 @@ def test_a_file_that_is_not_for_this_python_ends_no_build_of_vllm(tmp_path: Path
     assert str(tmp_path) in command and str(python) in command
     subprocess.run(["sh", "-c", command], check=True, capture_output=True)
     assert [file.name.partition(".")[0] for file in (tmp_path / "__pycache__").iterdir()] == ["good"]
-
-
-def test_the_python_of_the_base_is_one_that_is_supported() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    [version] = re.findall(r"^python:(\d+\.\d+)-slim", DOCKER.arguments["PYTHON_IMAGE"])
-    assert f"Programming Language :: Python :: {version}" in project["classifiers"]
 
 
 def test_whatever_is_installed_is_bound_to_the_constraints() -> None:
@@ -148,16 +139,12 @@ def test_every_copy_has_a_source_that_the_build_gets_to_see() -> None:
                     assert any(f"{name}/".startswith(f"{source}/") for name in seen), f"line {each.line}: {source}"
 
 
-def test_all_that_the_build_gets_to_see_is_copied() -> None:
+def test_all_that_the_build_gets_to_see_is_copied_and_all_packages_are() -> None:
     copies = [each for stage in DOCKER.stages.values() for each in stage.all("COPY") if each.flag("from") is None]
     sources = {source for each in copies for source in each.words[:-1]}
     assert {name.partition("/")[0] for name in context.files()} == sources
-
-
-def test_all_packages_are_copied() -> None:
-    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
     copied = {source for each in DOCKER.stages["code"].all("COPY") for source in each.words[:-1]}
-    assert set(wheel["packages"]) <= copied
+    assert set(PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]) <= copied
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -185,13 +172,9 @@ def test_an_image_takes_its_packages_from_stages_that_it_does_not_keep(target: s
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_the_command_is_one_that_warmroute_has(target: str) -> None:
+def test_the_command_is_one_that_warmroute_has_and_is_ended_by_the_signal_that_drains(target: str) -> None:
     assert DOCKER.last(target, "ENTRYPOINT").words == ["warmroute"]
     assert command_of(target).params["host"] == "0.0.0.0"
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_an_image_is_ended_by_the_signal_that_drains(target: str) -> None:
     assert DOCKER.last(target, "STOPSIGNAL").value == "SIGTERM"
 
 
@@ -232,16 +215,15 @@ def test_no_secret_is_left_in_a_layer() -> None:
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_label_says_our_version_and_comes_last(target: str) -> None:
     """A changed label invalidates the cache of all later layers."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     version, revision, label = DOCKER.stages[target].instructions[-3:]
-    assert (version.keyword, version.value) == ("ARG", f"VERSION={project['version']}")
+    assert (version.keyword, version.value) == ("ARG", f"VERSION={PROJECT['version']}")
     assert (revision.keyword, label.keyword) == ("ARG", "LABEL")
     assert "image.version=" in label.value and "image.revision=" in label.value
 
 
 def test_images_for_ray_have_what_kuberay_asks_for(requirements: dict[str, list[str]]) -> None:
     """KubeRay's probes ask Ray's dashboard agent, which plain Ray lacks; older versions use wget for it."""
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = PROJECT["optional-dependencies"]
     assert extras["kuberay"][0].startswith("ray[default]")
     assert any("wget" in each.value for each in DOCKER.stages["replica"].all("RUN"))
     assert extras["kuberay"][0] in requirements["replica"]

@@ -8,12 +8,13 @@ import shutil
 import ssl
 import subprocess
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx2
+import pytest
 
 from router.members.discovery.collection import Cluster
 from tests.router.kubernetes_api import SPACE, Object
@@ -43,6 +44,21 @@ def no_cluster(*more: str) -> str | None:
     if missing:
         return f"needs {' and '.join(missing)} in the folder $KUBEBUILDER_ASSETS, or on PATH"
     return None
+
+
+def needing_a_cluster(*more: str) -> list[pytest.MarkDecorator]:
+    """Marks of tests that need one."""
+    why = no_cluster(*more)
+    return [pytest.mark.live, pytest.mark.timeout(180), pytest.mark.skipif(why is not None, reason=str(why))]
+
+
+async def until(condition: Callable[[], object], within_s: float = 20.0) -> float:
+    """Wait for the condition; return the seconds it took."""
+    since_s = time.monotonic()
+    async with asyncio.timeout(within_s):
+        while not condition():
+            await asyncio.sleep(0.005)
+    return time.monotonic() - since_s
 
 
 class RealApi:

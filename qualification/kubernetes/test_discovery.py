@@ -4,7 +4,7 @@ import asyncio
 import logging
 import statistics
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -19,8 +19,9 @@ from qualification.kubernetes.real import (
     Relay,
     checked,
     definition,
-    no_cluster,
+    needing_a_cluster,
     real_api,
+    until,
 )
 from router.config import Kubernetes
 from router.members.discovery.kubernetes import KubernetesWatch, PoolDiscovery
@@ -29,12 +30,7 @@ from tests.router.kubernetes_api import PODS, POOLS, SPACE, following, pod, pool
 from tests.router.members.test_kubernetes_pods import NO_SELECTORS, SELECTORS
 from tests.router.scripted import CHAT, Scripted, Served, chat, connect, named, served
 
-why_not = no_cluster()
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.timeout(180),
-    pytest.mark.skipif(why_not is not None, reason=why_not or ""),
-]
+pytestmark = needing_a_cluster()
 
 SOON_S = 3.0  # a second is what is promised, and what is measured; a busy machine may add to that
 ROUNDS = 10
@@ -291,12 +287,6 @@ def kubelet_makes(client: httpx2.Client, name: str, app: str) -> None:
     checked(client.post(PODS, json={"metadata": metadata, "spec": {"containers": [container]}}))
     status = {"status": pod(name)["status"] | {"containerStatuses": []}}
     checked(client.patch(f"{PODS}/{name}/status", json=status, headers=MERGE))
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20.0):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 def report(capsys: pytest.CaptureFixture[str], what: str, latencies_s: list[float]) -> None:

@@ -5,15 +5,10 @@ from typing import Any
 
 import pytest
 
-from qualification.kubernetes.real import RealApi, checked, no_cluster, real_api
+from qualification.kubernetes.real import RealApi, checked, needing_a_cluster, real_api
 from tests.k8s.rendered import NAMESPACE, of_kind, rendered
 
-why_not = no_cluster()
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.timeout(180),
-    pytest.mark.skipif(why_not is not None, reason=why_not or ""),
-]
+pytestmark = needing_a_cluster()
 
 ROLES = "/apis/rbac.authorization.k8s.io/v1/namespaces/warmroute"
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"

@@ -10,17 +10,12 @@ from typing import Any
 import httpx2
 import pytest
 
-from qualification.kubernetes.real import MERGE, RealApi, checked, no_cluster, real_api
+from qualification.kubernetes.real import MERGE, RealApi, checked, needing_a_cluster, real_api
 from router.config import Kubernetes
 from tests.router.kubernetes_api import PODS, SPACE, Object, pod
 from tests.router.scripted import CHAT, Scripted, Served, chat, connect, named, served
 
-why_not = no_cluster("kube-controller-manager")
-pytestmark = [
-    pytest.mark.live,
-    pytest.mark.timeout(180),
-    pytest.mark.skipif(why_not is not None, reason=why_not or ""),
-]
+pytestmark = needing_a_cluster("kube-controller-manager")
 
 SOON_S = 3.0  # a second is what is promised; a machine with other tests on it may add to that
 COUNT = 3

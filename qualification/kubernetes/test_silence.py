@@ -2,11 +2,10 @@
 
 import asyncio
 import sys
-import time
-from collections.abc import Callable
 
 import pytest
 
+from qualification.kubernetes.real import until
 from router.members.discovery.collection import Cluster
 from router.members.discovery.kubernetes import KubernetesWatch
 from router.members.discovery.pods import pods_of
@@ -44,12 +43,3 @@ async def cut_and_restored(server: Node) -> tuple[float, float]:
         back_s = await until(lambda: sorted(said[-1]) == ["a", "b"], 30.0)
     await api.stop()
     return noticed_s, back_s
-
-
-async def until(condition: Callable[[], bool], limit_s: float) -> float:
-    """Wait for the condition; return the seconds it took."""
-    since_s = time.monotonic()
-    async with asyncio.timeout(limit_s):
-        while not condition():
-            await asyncio.sleep(0.01)
-    return time.monotonic() - since_s

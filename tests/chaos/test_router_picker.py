@@ -140,14 +140,7 @@ def test_a_stream_is_observed_token_by_token(envoy: Gateway, picker: RouterProce
 def curl(url: str, body: bytes, *options: str) -> tuple[str, bytes]:
     """The version and the status of an answer, and its body."""
     command = [
-        "curl",
-        "-s",
-        "-m",
-        str(DEADLINE_S),
-        *options,
-        "--data-binary",
-        "@-",
-        "-w",
+        *("curl", "-s", "-m", str(DEADLINE_S), *options, "--data-binary", "@-", "-w"),
         "\n%{http_version} %{http_code}",
     ]
     header = ["-H", "content-type: application/json"]

@@ -148,17 +148,8 @@ async def test_links_that_are_closed_leave_nothing_behind(
 @pytest.mark.parametrize(
     "endpoint",
     [
-        "",
-        "tcp://nonsense",
-        "tcp://a:0",
-        "tcp://a:65536",
-        "tcp://*:1",
-        "tcp://a b:1",
-        "udp://a:1",
-        "inproc://a",
-        "tcp://eth0;a:1",
-        "ipc://",
-        "ipc://" + "x" * 108,
+        *("", "tcp://nonsense", "tcp://a:0", "tcp://a:65536", "tcp://*:1", "tcp://a b:1", "udp://a:1", "inproc://a"),
+        *("tcp://eth0;a:1", "ipc://", "ipc://" + "x" * 108),
     ],
 )
 async def test_an_endpoint_that_cannot_be_is_refused(field: str, endpoint: str) -> None:

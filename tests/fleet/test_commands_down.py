@@ -47,16 +47,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
         ) -> "subprocess.Popen[str]":
             folder = tmp_path / f"warmroute-{port}"
             folder.mkdir()
-            command = [
-                sys.executable,
-                "-c",
-                UP,
-                str(port),
-                controller,
-                str(int(number)),
-                str(folder),
-                *["found"] * found,
-            ]
+            command = [sys.executable, "-c", UP, str(port), controller, str(int(number)), str(folder)]
+            command += ["found"] * found
             up = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
             stack.callback(up.kill)
             assert up.stdout is not None and up.stdout.readline() == "ready\n"

@@ -130,10 +130,7 @@ async def test_what_comes_within_a_long_batch_is_bounded_and_a_gap_where_it_is_t
     async with routing() as router:
         slot = await exact(router, liar)
         keys = keys_of(MANY)
-        payloads = [
-            batch(stored(keys)),
-            *(batch(stored([number], 1, [0] * 1000)) for number in range(50)),
-        ]
+        payloads = [batch(stored(keys)), *(batch(stored([number], 1, [0] * 1000)) for number in range(50))]
         for payload in payloads:
             liar.publish(payload)
         feed = router.feeds._subscriber._sockets["r"]
@@ -456,26 +453,17 @@ async def test_a_pool_that_turns_out_larger_is_read_again(liar: Liar) -> None:
         assert router.index.blocks(slot) == {"GPU": 500}
 
 
-def test_lower_media_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("events.cache.pools.MAX_BLOCKS", 1000)
-    resolver = Resolver("m", native=True)
-    resolver.capacity.limit(100)
-    for first in range(0, 3000, 100):
-        resolver.apply([stored(list(range(first, first + 100)), 1, [], medium="CPU")])
-    assert resolver.resident_blocks() == 1000
-    assert "the most that is kept" in (resolver.inexact or "")
-
-
-@pytest.mark.parametrize("pool", [None, 5000, 2**31])
+@pytest.mark.parametrize(("pool", "medium"), [(None, "GPU"), (5000, "GPU"), (2**31, "GPU"), (100, "CPU")])
 @pytest.mark.parametrize("at_once", [10, 2000])
-def test_a_pool_larger_than_what_is_kept_is_no_claim_and_bounded(
-    pool: int | None, at_once: int, monkeypatch: pytest.MonkeyPatch
+def test_a_pool_larger_than_what_is_kept_or_a_lower_medium_is_no_claim_and_bounded(
+    pool: int | None, medium: str, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("events.cache.pools.MAX_BLOCKS", 1000)
     resolver = Resolver("m", native=True)
     resolver.capacity.limit(pool)
     for first in range(0, 4000, at_once):
-        resolver.apply([stored(list(range(first, first + at_once)), 1, [])])
+        resolver.apply([stored(list(range(first, first + at_once)), 1, [], medium=medium)])
+    assert resolver.resident_blocks() == 1000 or at_once > 1000
     assert resolver.resident_blocks() <= 1000
     assert resolver.capacity.overclaim is None
     assert "the most that is kept" in (resolver.inexact or "")
@@ -533,18 +521,12 @@ def forged(*events: Event) -> Resolver:
     return resolver
 
 
-def test_a_block_that_is_its_own_parent_gets_no_key() -> None:
+def test_blocks_that_are_their_own_ancestors_get_no_key_and_are_walked_once() -> None:
     assert forged(stored([7], 7, [1] * SIZE)).keys() == set()
-
-
-def test_blocks_that_are_each_others_parents_get_no_key() -> None:
-    resolver = forged(stored([7], 8, [1] * SIZE), stored([8], 7, [2] * SIZE))
+    cycle = stored([7], 8, [1] * SIZE), stored([8], 7, [2] * SIZE)
+    resolver = forged(*cycle)
     assert resolver.keys() == set() and resolver.orphan_blocks == 2
-
-
-def test_a_cycle_that_hangs_on_a_root_is_walked_once() -> None:
-    resolver = forged(stored([7], 8, [1] * SIZE), stored([8], 7, [2] * SIZE), stored([7], None, [3] * SIZE))
-    assert resolver.orphan_blocks <= 2
+    assert forged(*cycle, stored([7], None, [3] * SIZE)).orphan_blocks <= 2
 
 
 # ---- statuses

@@ -40,16 +40,10 @@ def attack(server: Replica, key: str) -> list[bytes]:
     bodies: list[object] = [CHAT, {**CHAT, "n": -1}, b"{", {"model": key, "messages": []}, {**CHAT, "stream": True}]
     answers = [server.post("/v1/chat/completions", body, authorization=f"Bearer {key}") for body in bodies]
     for given in (f"Bearer {key}", "Bearer secret-that-is-wrong", f"Basic {key}", key):
-        paths = (
-            "/v1/models",
-            "/replicas",
-            "/decisions",
-            "/metrics",
-            "/dashboard/replicas/r0",
-            "/openapi.json",
-            "/load",
-        )
-        answers += [server.ask("GET", path, None, {"authorization": given}) for path in paths]
+        paths = ("/v1/models", "/replicas", "/decisions", "/metrics", "/dashboard/replicas/r0", "/openapi.json")
+        answers += [
+            server.ask("GET", path, None, {"authorization": given}) for path in (*paths, "/dashboard/replicas/r0")
+        ]
     # Not the model that was asked for by a key: whoever sends a key as something else says it himself.
     return [answer.body for answer in answers if b"is not served here" not in answer.body]
 
@@ -64,12 +58,7 @@ def test_a_router_and_its_replica_keep_their_keys_secret(tmp_path: Path, monkeyp
         monkeypatch.setenv("WARMROUTE_REPLICA_API_KEY", OF_REPLICA)
         logs = [tmp_path / "access.log", tmp_path / "requests.log"]
         options = (
-            "--replica",
-            f"url={replica.url},name=r0",
-            "--log-level",
-            "debug",
-            "--log-prompts",
-            "--queue-timeout",
+            *("--replica", f"url={replica.url},name=r0", "--log-level", "debug", "--log-prompts", "--queue-timeout"),
             1,
         )
         running: RouterProcess = stack.enter_context(

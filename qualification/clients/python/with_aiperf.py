@@ -18,18 +18,8 @@ VARIABLES = {name: value for name, value in os.environ.items() if not name.endsw
 
 def profile(folder: Path, *more: str) -> Any:
     command = [
-        *(
-            AIPERF,
-            "profile",
-            "--model",
-            MODEL,
-            "--url",
-            URL,
-            "--api-key",
-            os.environ["OPENAI_API_KEY"],
-            "--tokenizer",
-            os.environ["MODEL_DIR"],
-        ),
+        *(AIPERF, "profile", "--model", MODEL, "--url", URL, "--api-key", os.environ["OPENAI_API_KEY"]),
+        *("--tokenizer", os.environ["MODEL_DIR"]),
         *("--request-count", str(REQUESTS), "--concurrency", "2", "--prompt-input-tokens-mean", "40"),
         *("--prompt-output-tokens-mean", "12", "--ui", "none", "--no-gpu-telemetry", "--random-seed", "1"),
         *("--output-artifact-dir", str(folder), *more),

@@ -159,8 +159,6 @@ def test_parsed_message() -> None:
 
 def test_stream_of_a_parsed_message() -> None:
     with client.messages.stream(**LONG, output_format=Person) as stream:
-        for _ in stream:
-            pass
         assert isinstance(stream.get_final_message().parsed_output, Person)
 
 

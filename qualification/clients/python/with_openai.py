@@ -35,6 +35,13 @@ class Person(BaseModel):
     tags: list[str]
 
 
+class Weather(BaseModel):
+    """The weather."""
+
+    city: str
+    unit: Literal["C", "F"]
+
+
 def is_weather(arguments: str) -> bool:
     asked = json.loads(arguments)
     return set(asked) == {"city", "unit"} and asked["unit"] in ("C", "F")
@@ -168,18 +175,10 @@ def test_parsed_chat() -> None:
 
 def test_stream_of_a_parsed_chat() -> None:
     with client.chat.completions.stream(model=MODEL, messages=HELLO, response_format=Person) as stream:
-        for _ in stream:
-            pass
         assert isinstance(stream.get_final_completion().choices[0].message.parsed, Person)
 
 
 def test_parsed_tool() -> None:
-    class Weather(BaseModel):
-        """The weather."""
-
-        city: str
-        unit: Literal["C", "F"]
-
     tool = openai.pydantic_function_tool(Weather)
     answer = client.chat.completions.parse(model=MODEL, messages=HELLO, tools=[tool], tool_choice="required")
     calls = answer.choices[0].message.tool_calls or []
@@ -224,8 +223,6 @@ def test_stream_of_a_response() -> None:
 
 def test_stream_helper_of_responses() -> None:
     with client.responses.stream(model=MODEL, input="Hello", text_format=Person) as stream:
-        for _ in stream:
-            pass
         assert isinstance(stream.get_final_response().output_parsed, Person)
 
 
@@ -272,12 +269,6 @@ def test_allowed_tools_of_a_response() -> None:
 
 
 def test_parsed_tool_of_a_response_beside_a_format() -> None:
-    class Weather(BaseModel):
-        """The weather."""
-
-        city: str
-        unit: Literal["C", "F"]
-
     tool = openai.pydantic_function_tool(Weather)["function"]
     asked: Any = {"tools": [{"type": "function", **tool}], "tool_choice": "required", "text_format": Person}
     answer = client.responses.parse(model=MODEL, input="Hello", **asked)

@@ -91,12 +91,10 @@ def test_json_at_its_worst_is_refused(field: str, value: str) -> None:
     read_or_refused(body.replace(b'"prompt": "a"', b'"messages": [{"role": "user", "content": "hi"}]'), ChatRequest)
 
 
-def test_a_body_that_is_not_json_says_so() -> None:
+def test_a_body_that_is_no_object_that_can_be_read_says_so() -> None:
     assert "not valid JSON" in refused("model=demo", CompletionRequest).message
     assert "not valid JSON" in refused("", CompletionRequest).message
-
-
-def test_deep_nesting_is_refused() -> None:
+    assert "expected `object`, got `array`" in refused("[]", ChatRequest).message
     body = '{"model": "demo", "prompt": "a", "x": ' + "[" * 100_000 + "]" * 100_000 + "}"
     assert "nested too deeply" in refused(body, CompletionRequest).message
 
@@ -218,10 +216,6 @@ def test_a_missing_field_is_named() -> None:
     assert refused("{}", DetokenizeRequest).param == "tokens"
 
 
-def test_a_body_that_is_no_object_is_refused() -> None:
-    assert "expected `object`, got `array`" in refused("[]", ChatRequest).message
-
-
 def test_log_probabilities_of_the_prompt_are_not_streamed() -> None:
     assert completion(prompt_logprobs=0).prompt_logprobs == 0
     assert chat(prompt_logprobs=20).prompt_logprobs == 20
@@ -290,11 +284,8 @@ def test_null_stands_for_the_default() -> None:
     assert completion().usual_output == 16
 
 
-def test_minus_one_for_top_k_means_all() -> None:
+def test_minus_one_for_top_k_means_all_and_the_new_name_of_the_limit_wins() -> None:
     assert chat(top_k=-1).top_k == 0
-
-
-def test_the_new_name_of_the_limit_wins() -> None:
     assert chat().output_limit is None
     assert chat().usual_output is None
     assert chat(max_tokens=5).output_limit == 5

@@ -21,25 +21,8 @@ COMMON = [
     '{"name": "add", "arguments": ',
     '"arguments": {"a": [1, "}"]}',
     '"name": "add"',
-    *(
-        '{"a": 1}',
-        "{",
-        "}",
-        "[",
-        "]",
-        '"',
-        "\\",
-        ":",
-        ",",
-        " ",
-        "\n",
-        "\x00",
-        "words",
-        "é",
-        "null",
-        "<think>",
-        "</think>",
-    ),
+    *('{"a": 1}', "{", "}", "[", "]", '"', "\\", ":", ",", " ", "\n", "\x00", "words", "é", "null", "<think>"),
+    "</think>",
 ]
 CUTS = st.sets(st.integers(1, 200), max_size=20)
 JSON = st.recursive(
@@ -155,10 +138,7 @@ def test_no_more_than_a_limit_is_held_back(name: str, beginning: str, more: str)
 
 @pytest.mark.parametrize(
     ("name", "beginning"),
-    [
-        ("hermes", '<tool_call>{"name": "f", "arguments": {"x": "'),
-        ("mistral", '[TOOL_CALLS]f{"x": "'),
-    ],
+    [("hermes", '<tool_call>{"name": "f", "arguments": {"x": "'), ("mistral", '[TOOL_CALLS]f{"x": "')],
 )
 def test_arguments_are_passed_on_at_once_however_long(name: str, beginning: str) -> None:
     parser = parser_of(name)

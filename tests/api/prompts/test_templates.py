@@ -161,20 +161,8 @@ OBJECTS: list[Any] = [
 ]
 ATTRIBUTES = [
     *("role", "items", "get", "pop", "update", "clear", "append", "insert", "sort", "startswith", "format", "upper"),
-    *(
-        "first",
-        "last",
-        "index0",
-        "length",
-        "found",
-        "missing",
-        "_x",
-        "__class__",
-        "__init__",
-        "__dict__",
-        "mro",
-        "real",
-    ),
+    *("first", "last", "index0", "length", "found", "missing", "_x", "__class__", "__init__", "__dict__", "mro"),
+    "real",
 ]
 
 

@@ -22,27 +22,11 @@ from tests.replica.folders import FP32_TOKEN, model_folder
 
 BASE = ("--model", "demo", "--engine", "simulated")
 # Fields derived from several settings, from the tokenizer or from the model.
-DERIVED = {
-    "engine.model",
-    "engine.model_path",
-    "engine.dtype",
-    "engine.max_model_len",
-    "engine.max_step_s",
-    "engine.num_blocks",
-    "engine.host_blocks",
-    "engine.disk_blocks",
-    "engine.disk_kv",
-    "engine.events",
-    "engine.kv_read",
-    "engine.lora_modules",
-    "engine.replay",
-    "engine.status",
-    "engine.snapshot",
-    "engine.eos_token_ids",
-    "engine.vocabulary",
-    "simulated_answers",
-    "tokenizer",
-}
+OF_ENGINE = (
+    *("model", "model_path", "dtype", "max_model_len", "max_step_s", "num_blocks", "host_blocks", "disk_blocks"),
+    *("disk_kv", "events", "kv_read", "lora_modules", "replay", "status", "snapshot", "eos_token_ids", "vocabulary"),
+)
+DERIVED = {"simulated_answers", "tokenizer", *(f"engine.{name}" for name in OF_ENGINE)}
 OTHER_VALUES = {"text": "x", "model": "x", "integer range": 7, "float range": 0.5, "boolean": False}
 
 
@@ -298,8 +282,7 @@ def test_lengths_of_the_simulated_engine_are_its_own_or_given(key: str, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("arguments", "ports"),
-    [((), (5557, 5558, 5559, 5560)), (("--events-port", "7000"), (7000, 7001, 7002, 7003))],
+    ("arguments", "ports"), [((), (5557, 5558, 5559, 5560)), (("--events-port", "7000"), (7000, 7001, 7002, 7003))]
 )
 def test_the_event_sockets_take_four_ports_in_a_row(arguments: tuple[str, ...], ports: tuple[int, ...]) -> None:
     engine = config(*arguments).engine
@@ -400,10 +383,7 @@ def test_with_a_tokenizer_from_elsewhere_the_ends_of_both_count(native: tuple[st
         ),
         (("--disk-kv", "x", "--no-enable-prefix-caching"), "--disk-kv x is of no use without prefix caching"),
         (("--disk-kv", "x", "--disk-kv-gb", "0.000001"), "--disk-kv-gb 1e-06 holds no block of 4,096 bytes; give more"),
-        (
-            ("--disk-kv", "x", "--engine", "simulated"),
-            "--disk-kv x is only for the native engine; leave it out",
-        ),
+        (("--disk-kv", "x", "--engine", "simulated"), "--disk-kv x is only for the native engine; leave it out"),
     ],
 )
 def test_settings_that_the_native_engine_cannot_use_are_reported_in_one_line(

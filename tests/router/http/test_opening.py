@@ -14,18 +14,8 @@ ORIGIN = "https://page.example"
 @pytest.mark.parametrize(
     "target",
     [
-        "/v1/embeddings",
-        "/v1/embeddings?a=1&b=%20c",
-        "/v1/audio/speech?x=%2e",
-        "/v1/responses/caf%C3%A9/cancel",
-        "/tokenize",
-        "/detokenize",
-        "/score",
-        "/v1/score",
-        "/rerank",
-        "/v2/rerank",
-        "/pooling",
-        "/classify",
+        *("/v1/embeddings", "/v1/embeddings?a=1&b=%20c", "/v1/audio/speech?x=%2e", "/v1/responses/caf%C3%A9/cancel"),
+        *("/tokenize", "/detokenize", "/score", "/v1/score", "/rerank", "/v2/rerank", "/pooling", "/classify"),
         "/inference/v1/generate",
     ],
 )

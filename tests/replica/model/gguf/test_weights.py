@@ -16,16 +16,8 @@ from tests.replica.models import ask, native
 from tests.replica.test_golden import assert_is_transformers, prompts
 
 QUANTIZED = (
-    Type.Q4_0,
-    Type.Q4_1,
-    Type.Q5_0,
-    Type.Q5_1,
-    Type.Q8_0,
-    Type.Q2_K,
-    Type.Q3_K,
-    Type.Q4_K,
-    Type.Q5_K,
-    Type.Q6_K,
+    *(Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0),
+    *(Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q6_K),
 )
 ROWS, COLUMNS = 6, 512
 
