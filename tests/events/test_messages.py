@@ -68,11 +68,7 @@ def test_fields_that_are_not_set_are_not_sent() -> None:
         AllBlocksCleared(),
     ]
     sent = msgspec.msgpack.decode(encode_batch(EventBatch(1.5, events)))
-    assert sent == [
-        1.5,
-        [{**STORED, "medium": None}, {**REMOVED, "medium": None}, {"type": "AllBlocksCleared"}],
-        None,
-    ]
+    assert sent == [1.5, [{**STORED, "medium": None}, {**REMOVED, "medium": None}, {"type": "AllBlocksCleared"}], None]
     assert list(sent[1][0]) == list(STORED)
 
 
@@ -109,8 +105,9 @@ def test_map_in_the_place_of_the_lora_name_is_sglangs_metadata() -> None:
     assert (stored.lora_name, stored.metadata) == (None, {"cache_salt": "x"})
 
 
-def test_batch_without_a_rank_has_none() -> None:
+def test_batch_without_a_rank_has_none_and_a_time_stamp_that_is_no_number_is_kept() -> None:
     assert decode_batch(pack([1, []])).data_parallel_rank is None
+    assert math.isnan(decode_batch(pack([math.nan, []])).ts)
 
 
 def test_unknown_events_are_skipped_and_counted_by_type() -> None:
@@ -200,10 +197,6 @@ def test_any_bytes_are_a_batch_or_refused(payload: bytes) -> None:
             assert len(str(refusal)) < 300  # noqa: PT017
         else:
             assert isinstance(decoded.ts, float)
-
-
-def test_time_stamp_that_is_no_number_is_kept() -> None:
-    assert math.isnan(decode_batch(pack([math.nan, []])).ts)
 
 
 # ---- skimming

@@ -2,19 +2,19 @@
 
 import io
 import json
-import os
 from typing import Any
 
 import msgspec
 import pytest
 from rich.console import Console
 
-from fleet.commands.addresses.local_fleets import LocalFleet, process_started, record_fleet
+from fleet.commands.addresses.local_fleets import record_fleet
 from fleet.commands.picture import draw
 from fleet.commands.status import status
 from fleet.commands.words import age_of
 from fleet.control.record import View
 from tests.fleet.scripted import Script, calm, model, refusal, replica, run, view
+from tests.fleet.test_local_fleets import fleet_of
 
 pytestmark = pytest.mark.usefixtures("noted_in")
 
@@ -162,11 +162,9 @@ def test_without_any_fleet_it_says_what_to_do() -> None:
 
 
 def test_the_addresses_of_router_and_controller_come_first(script: Script) -> None:
-    started = process_started(os.getpid())
-    assert started is not None
     assert run(status, script.url).lines[0] == f"controller {script.url}"
     for port in (8000, 9000):
-        record_fleet(LocalFleet(port=port, pid=os.getpid(), started=started, controller=script.url, found=port > 8000))
+        record_fleet(fleet_of(port=port, controller=script.url, found=port > 8000))
     assert run(status, script.url).lines[:2] == [
         f"routers http://127.0.0.1:8000, http://127.0.0.1:9000, controller {script.url}",
         "demo  2 of 2 ready",
@@ -175,9 +173,7 @@ def test_the_addresses_of_router_and_controller_come_first(script: Script) -> No
 
 def with_router(script: Script, *idle: tuple[str, str | None]) -> None:
     """Record a fleet whose router says this of its replicas."""
-    started = process_started(os.getpid())
-    assert started is not None
-    record_fleet(LocalFleet(port=1, pid=os.getpid(), started=started, controller=script.url, router=script.url))
+    record_fleet(fleet_of(controller=script.url, router=script.url))
     script.answers["/replicas"] = (200, {"replicas": [{"name": name, "idle": why} for name, why in idle]})
 
 

@@ -1,7 +1,6 @@
 """Commands that ask a router: it is an argument or an option, in every form, or the only one on this machine."""
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,26 +12,18 @@ import pytest
 from fleet.cli import COMMANDS
 from fleet.commands.addresses import local_routers
 from fleet.commands.addresses.address import Address
-from fleet.commands.addresses.local_fleets import LocalFleet, process_started, record_fleet
+from fleet.commands.addresses.local_fleets import record_fleet
 from fleet.commands.router import usage
 from fleet.up.starting import bind
 from fleet.up.telling import url_here
 from lab.commands.bench import bench
 from lab.commands.doctor import doctor
 from tests.fleet.scripted import Ran, machine_without_fleets, run
+from tests.fleet.test_local_fleets import fleet_of
 from tests.router.scripted import named, refused_port, served
 
-WITH_ARGUMENT = {
-    "bench": "router",
-    "chat": "router",
-    "doctor": "router",
-    "top": "router",
-    "usage": "router",
-} | {
-    "demo": "fleet",
-    "down": "fleet",
-    "status": "fleet",
-}
+WITH_ARGUMENT = dict.fromkeys(("bench", "chat", "doctor", "top", "usage"), "router")
+WITH_ARGUMENT |= dict.fromkeys(("demo", "down", "status"), "fleet")
 WITH_OPTION = {"explain": "router"} | dict.fromkeys(("drain", "logs", "restart", "scale"), "fleet")
 
 
@@ -48,9 +39,7 @@ def url_of(port: int) -> str:
 
 
 def record(port: int, **more: Any) -> None:
-    started = process_started(os.getpid())
-    assert started is not None
-    record_fleet(LocalFleet(port=port, pid=os.getpid(), started=started, controller="http://127.0.0.1:9", **more))
+    record_fleet(fleet_of(port=port, controller="http://127.0.0.1:9", **more))
 
 
 @asynccontextmanager

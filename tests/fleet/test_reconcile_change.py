@@ -84,7 +84,8 @@ def test_a_plan_with_another_count_scales_and_one_without_keeps_what_was_scaled(
     assert told(fleet.decide()) == ["-m-2"]
 
 
-def test_other_bounds_keep_the_count_as_far_as_they_allow() -> None:
+def test_the_first_count_lies_within_the_bounds_and_other_bounds_keep_it_as_far_as_they_allow() -> None:
+    assert Fleet(but(M, replicas=1, autoscale=Autoscale(min=2, max=8))).it.count("m") == 2
     scaled = but(M, replicas=1, autoscale=Autoscale(min=1, max=8))
     fleet = Fleet(scaled)
     fleet.it.scale("m", 7)
@@ -94,11 +95,6 @@ def test_other_bounds_keep_the_count_as_far_as_they_allow() -> None:
     assert fleet.it.count("m") == 4
     fleet.want(but(scaled, autoscale=None))
     assert fleet.it.count("m") == 1
-
-
-def test_the_first_count_lies_within_the_bounds() -> None:
-    fleet = Fleet(but(M, replicas=1, autoscale=Autoscale(min=2, max=8)))
-    assert fleet.it.count("m") == 2
 
 
 def test_what_a_running_replica_can_take_over_replaces_none() -> None:

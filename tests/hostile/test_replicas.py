@@ -426,12 +426,15 @@ def test_the_sizes_of_pools_in_pages_are_read_by_rank() -> None:
     assert scraped_pools(PAGES.encode(), METRICS) == {0: one, 1: other, None: Pool(1_646_592, 16)}
 
 
-@pytest.mark.parametrize("value", ["1e400", "1e12", "0.0", "nan", "1.2.3", "-5"])
-def test_a_number_of_pages_that_cannot_be_is_none(value: str) -> None:
-    assert scraped_pools(f"sglang:page_size 16.0\nsglang:num_pages {value}\n".encode(), METRICS) == {}
-
-
-@pytest.mark.parametrize("value", ["None", "-1", "0", "9" * 30])
-def test_the_size_of_a_pool_that_cannot_be_is_none(value: str) -> None:
-    text = f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="{value}"}} 1.0'
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            f"sglang:page_size 16.0\nsglang:num_pages {value}\n"
+            for value in ("1e400", "1e12", "0.0", "nan", "1.2.3", "-5")
+        ),
+        *(f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="{n}"}} 1.0' for n in ("None", "-1", "0", "9" * 30)),
+    ],
+)
+def test_the_size_of_a_pool_that_cannot_be_is_none(text: str) -> None:
     assert scraped_pools(text.encode(), METRICS) == {}

@@ -165,21 +165,17 @@ async def asked_of(port: int, method: str, target: str, headers: dict[str, str])
 
 
 @pytest.mark.parametrize("caller", CALLERS)
-async def test_a_replica_admits_only_the_callers_in_its_table(caller: str) -> None:
-    async with replica_serving(SILENT_ENGINE, api_key=ADMIN) as port:
-        for method, path, route in routes_of(replica_app.TABLE):
-            status = await asked_of(port, method, path, CALLERS[caller])
-            admitted = route.who is Role.ANYONE or caller == "an administrator"
-            assert (status != 401) == admitted, (method, path, status)
-
-
-@pytest.mark.parametrize("caller", CALLERS)
-async def test_the_controller_admits_only_the_callers_in_its_table(caller: str, tmp_path: Path) -> None:
-    async with serving(controller_app.build_app(Controller(LocalHosts(tmp_path), StateStore()), ADMIN)) as port:
-        for method, path, route in routes_of(controller_app.TABLE):
-            status = await asked_of(port, method, path, CALLERS[caller])
-            admitted = route.who is Role.ANYONE or caller == "an administrator"
-            assert (status != 401) == admitted, (method, path, status)
+async def test_a_replica_and_the_controller_admit_only_the_callers_in_their_tables(caller: str, tmp_path: Path) -> None:
+    controller = controller_app.build_app(Controller(LocalHosts(tmp_path), StateStore()), ADMIN)
+    for table, server in (
+        (replica_app.TABLE, replica_serving(SILENT_ENGINE, api_key=ADMIN)),
+        (controller_app.TABLE, serving(controller)),
+    ):
+        async with server as port:
+            for method, path, route in routes_of(table):
+                status = await asked_of(port, method, path, CALLERS[caller])
+                admitted = route.who is Role.ANYONE or caller == "an administrator"
+                assert (status != 401) == admitted, (method, path, status)
 
 
 # ---- odd spellings

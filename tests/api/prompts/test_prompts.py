@@ -155,12 +155,9 @@ def test_completions_begin_as_the_tokenizer_begins_a_text() -> None:
     assert BYTES.completion(completion(["a", "b"], add_special_tokens=False)) == [[97], [98]]
 
 
-def test_token_ids_are_taken_as_they_are() -> None:
+def test_token_ids_are_taken_as_they_are_and_those_that_a_router_made_are_used() -> None:
     assert BYTES.completion(completion([1, 2])) == [[1, 2]]
     assert BYTES.completion(completion([[1, 2], [3]])) == [[1, 2], [3]]
-
-
-def test_ids_that_a_router_made_are_used() -> None:
     assert BYTES.chat(chat([USER], prompt_token_ids=[1, 2])) == [1, 2]
     assert BYTES.completion(completion(["a", "b"], prompt_token_ids=[[1], [2]])) == [[1], [2]]
 
@@ -185,18 +182,9 @@ def test_a_model_may_have_more_ids_than_its_tokenizer() -> None:
     assert Prompts(ByteTokenizer(), vocab_size=512).completion(completion([300])) == [[300]]
 
 
-@pytest.mark.parametrize(
-    ("request_", "param"),
-    [
-        (completion("", add_special_tokens=False), "prompt"),
-        (completion(["a", ""], add_special_tokens=False), "prompt[1]"),
-    ],
-)
-def test_an_empty_prompt_is_refused(request_: CompletionRequest, param: str) -> None:
-    assert refused(BYTES.completion, request_).param == param
-
-
-def test_an_empty_conversation_is_refused() -> None:
+def test_an_empty_prompt_or_conversation_is_refused() -> None:
+    for prompt, param in (("", "prompt"), (["a", ""], "prompt[1]")):
+        assert refused(BYTES.completion, completion(prompt, add_special_tokens=False)).param == param
     assert refused(Prompts(ByteTokenizer(), "{# nothing #}").chat, chat([USER])).param == "messages"
 
 
@@ -282,9 +270,6 @@ def test_a_billing_line_does_not_reach_the_model() -> None:
         parts = [{"type": "text", "text": line}, {"type": "text", "text": rest}]
         for content in (f"{line}\n{rest}", parts):
             assert BYTES.chat(chat([{"role": "system", "content": content}, USER])) == plain
-
-
-def test_a_system_message_of_nothing_but_a_billing_line_is_empty() -> None:
     empty = BYTES.chat(chat([{"role": "system", "content": ""}, USER]))
     for content in (BILLED, [{"type": "text", "text": BILLED}]):
         assert BYTES.chat(chat([{"role": "system", "content": content}, USER])) == empty

@@ -96,12 +96,6 @@ def test_sequence_going_back_with_new_content_is_a_restart() -> None:
     assert stream.exact and stream.last_seq == 0 and stream.stats.restarts == 1
 
 
-def test_a_restart_whose_sequence_has_passed_ours_is_found_by_the_overlap() -> None:
-    stream = following(3)
-    assert stream.live(9, payload(9, "b"), 1.0) == [Gap(3, 8), Replay(2)]
-    assert kinds(stream.replayed(2, payload(2, "b"), 1.0)) == ["Reset", "Replay"]
-
-
 def test_after_a_reconnect_nothing_is_applied_until_continuity_is_proved() -> None:
     stream = following(3)
     assert stream.connected(1.0) == [Replay(2)]

@@ -1,8 +1,6 @@
 """FILE and ENDPOINT arguments, and the errors for wrong ones."""
 
-import http.server
 import json
-import threading
 from pathlib import Path
 
 import click
@@ -13,6 +11,7 @@ from events.cli import COMMANDS, events
 from events.sockets.curve import write_keys
 from events.tool.options import StreamOptions, open_target, open_targets
 from tests.events.recorded import record_incident
+from tests.lab.doctor.test_asking import Server, serving
 
 TAIL = "tail tcp://127.0.0.1:5557"
 
@@ -96,36 +95,6 @@ def test_listing_the_tools_imports_none() -> None:
         assert help_text in output
 
 
-class Answering:
-    """A server that gives every request the same answer."""
-
-    def __init__(self, status: int, body: bytes) -> None:
-        self.asked: list[str] = []
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(handler) -> None:  # noqa: N805
-                self.asked.append(handler.path)
-                handler.send_response(status)
-                handler.send_header("content-length", str(len(body)))
-                handler.end_headers()
-                handler.wfile.write(body)
-
-            def log_message(self, *_: object) -> None: ...
-
-        self._server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-
-    def __enter__(self) -> "Answering":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
-
-
 SAID = {
     "model": "m",
     "topic": "kv@a@m",
@@ -139,10 +108,10 @@ SAID = {
 
 
 def test_a_replica_is_asked_for_all_of_its_sockets() -> None:
-    with Answering(200, json.dumps(SAID).encode()) as replica:
+    with serving(Server(load=json.dumps(SAID))) as replica:
         [source] = open_target(replica.url, StreamOptions()).sources
         [narrowed] = open_target(replica.url, StreamOptions(topic="kv@")).sources
-    assert replica.asked == ["/load", "/load"]
+    assert [asked.path for asked in replica.asked] == ["/load", "/load"]
     assert (source.events, source.replay, source.status, source.snapshot) == tuple(SAID["endpoints"].values())  # type: ignore[attr-defined]
     assert (source.model, source.topic, source.native) == ("m", "kv@a@m", True)
     assert narrowed.topic == "kv@"
@@ -157,5 +126,5 @@ def test_a_replica_is_asked_for_all_of_its_sockets() -> None:
     ],
 )
 def test_what_a_replica_does_not_say_is_explained(status: int, body: dict[str, str], said: str) -> None:
-    with Answering(status, json.dumps(body).encode()) as server, pytest.raises(click.UsageError, match=said):
+    with serving(Server(load=(status, json.dumps(body)))) as server, pytest.raises(click.UsageError, match=said):
         open_target(server.url, StreamOptions())

@@ -99,11 +99,7 @@ def frames_of(player: Player, start: int) -> list[list[bytes]]:
 def play_all(path: Path, ask: int, **config: Any) -> tuple[list[list[bytes]], list[list[bytes]]]:
     """The live messages, and then the answer to a replay request."""
     batches = sum(record.kind == "events" for record in Recording(path).records())
-    with (
-        playing(path, **config) as player,
-        zmq.Context() as context,
-        context.socket(zmq.SUB) as subscriber,
-    ):
+    with playing(path, **config) as player, zmq.Context() as context, context.socket(zmq.SUB) as subscriber:
         subscriber.linger = 0
         subscriber.subscribe(b"")
         subscriber.connect(player.endpoints[0])
@@ -114,9 +110,10 @@ def play_all(path: Path, ask: int, **config: Any) -> tuple[list[list[bytes]], li
         return live, frames_of(player, ask)
 
 
-def test_live_messages_are_the_recorded_bytes(tmp_path: Path) -> None:
+def test_live_messages_are_the_recorded_bytes_and_a_replay_starts_where_it_is_asked_to(tmp_path: Path) -> None:
     record_incident(tmp_path / "a.wre")
-    live, _ = play_all(tmp_path / "a.wre", 0)
+    live, replayed = play_all(tmp_path / "a.wre", 20)
+    assert replayed[0][2] == (20).to_bytes(8, "big")
     assert live == [record.frames for record in Recording(tmp_path / "a.wre").records() if record.kind == "events"]
 
 
@@ -131,12 +128,6 @@ def test_a_replay_has_what_the_recorder_asked_for_but_nothing_from_before_a_rest
     assert len(replayed) - 1 == last_seq(tmp_path / "a.wre") + 1
 
 
-def test_a_replay_starts_where_it_is_asked_to(tmp_path: Path) -> None:
-    record_incident(tmp_path / "a.wre")
-    _, replayed = play_all(tmp_path / "a.wre", 20)
-    assert replayed[0][2] == (20).to_bytes(8, "big")
-
-
 def test_old_replay_layouts_stay_old(tmp_path: Path) -> None:
     with Recorder(tmp_path / "a.wre", [SOURCE]) as recorder:
         recorder.write(Record(1.0, 0, "connected", []))
@@ -145,11 +136,7 @@ def test_old_replay_layouts_stay_old(tmp_path: Path) -> None:
         recorder.write(Record(1.3, 0, "events", [b"", (1).to_bytes(8, "big"), b"one"]))
     live, replayed = play_all(tmp_path / "a.wre", 0)
     assert live == [[b"", (1).to_bytes(8, "big"), b"one"]]
-    assert replayed == [
-        [b"", bytes(8), b"zero"],
-        [b"", (1).to_bytes(8, "big"), b"one"],
-        [b"", b"\xff" * 8, b""],
-    ]
+    assert replayed == [[b"", bytes(8), b"zero"], [b"", (1).to_bytes(8, "big"), b"one"], [b"", b"\xff" * 8, b""]]
 
 
 def test_speed_is_kept(tmp_path: Path) -> None:
@@ -204,9 +191,9 @@ def test_it_waits_for_a_subscriber_until_it_is_ended(tmp_path: Path) -> None:
         assert replay.lines() == [{"finished": False, "batches": 0, "payload_bytes": 0, "replays": 0}]
 
 
-def test_it_ends_at_the_end(tmp_path: Path) -> None:
+def test_it_ends_at_the_end_of_a_source_that_may_be_named(tmp_path: Path) -> None:
     record_incident(tmp_path / "a.wre")
-    options = ["--bind", FREE, "--speed", "max", "--no-wait", "--stay", "0"]
+    options = ["--source", SOURCE.name, "--bind", FREE, "--speed", "max", "--no-wait", "--stay", "0"]
     with tool("replay", tmp_path / "a.wre", *options) as replay:
         assert replay.end(None) == 0
         [published] = replay.lines()
@@ -262,9 +249,3 @@ def test_keys_are_written_and_never_overwritten(tmp_path: Path) -> None:
     assert again.exit_code == 1
     assert "already exists; keys are never overwritten" in again.stderr
     assert run("keygen", tmp_path / "nowhere" / "me").exit_code == 1
-
-
-def test_the_recorded_source_can_be_named(tmp_path: Path) -> None:
-    record_incident(tmp_path / "a.wre")
-    options = ["--source", SOURCE.name, "--bind", FREE, "--no-wait", "--speed", "max", "--stay", "0"]
-    assert run("replay", tmp_path / "a.wre", *options).exit_code == 0

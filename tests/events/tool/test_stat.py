@@ -114,7 +114,7 @@ def stored(*hashes: int) -> BlockStored:
     return BlockStored(list(hashes), None, [h for h in hashes for _ in range(2)], 2, None, "GPU", None)
 
 
-def test_rates_are_over_the_time_of_the_stream() -> None:
+def test_rates_are_over_the_time_of_the_stream_and_a_clear_leaves_nothing_resident() -> None:
     followed = Followed()
     followed.batch(10.0, stored(1, 2))
     followed.batch(12.0, BlockRemoved([2], "GPU"), stored(5))
@@ -122,6 +122,8 @@ def test_rates_are_over_the_time_of_the_stream() -> None:
     assert report["span_s"] == 2.0
     assert report["rates"] == {"batches": 1.0, "events": 1.5, "stored_blocks": 1.5, "removed_blocks": 0.5}
     assert report["resident"] == [{"medium": "GPU", "blocks": 2}]
+    followed.batch(13.0, AllBlocksCleared())
+    assert followed.counted.report()["resident"] == []
 
 
 @pytest.mark.parametrize(
@@ -138,10 +140,3 @@ def test_lag_is_of_live_batches_and_says_when_clocks_differ(delays: list[float],
     assert lag is not None
     assert [lag["least_s"], lag["most_s"]] == pytest.approx([min(delays), max(delays)])
     assert (note is None and lag["note"] is None) or str(note) in str(lag["note"])
-
-
-def test_a_clear_leaves_nothing_resident() -> None:
-    followed = Followed()
-    followed.batch(0.0, stored(1))
-    followed.batch(1.0, AllBlocksCleared())
-    assert followed.counted.report()["resident"] == []

@@ -157,11 +157,17 @@ def test_an_endpoint_that_cannot_be_asked_is_one_line_and_status_1() -> None:
     assert result.stderr.startswith("Error: ") and result.stderr.count("\n") == 1
 
 
-def test_a_base_install_is_enough() -> None:
-    code = (
-        "import sys\nfor name in ('torch', 'numpy', 'matplotlib', 'ray'): sys.modules[name] = None\n"
-        "from fleet.cli import main\nmain(['bench', 'http://127.0.0.1:9', '--timeout', '1'])"
-    )
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["bench", "http://127.0.0.1:9", "--timeout", "1"], 1, "does not answer: no connection"),
+        (["size", "demo", "--memory-gb", "1"], 0, ""),
+    ],
+    ids=["bench", "size"],
+)
+def test_a_base_install_is_enough(arguments: list[str], status: int, said: str) -> None:
+    missing = ("torch", "numpy", "matplotlib", "ray", "safetensors", "huggingface_hub")
+    code = f"import sys\nfor name in {missing}: sys.modules[name] = None\nfrom fleet.cli import main\nmain({arguments})"
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
-    assert finished.returncode == 1
-    assert "does not answer: no connection" in finished.stderr
+    assert finished.returncode == status
+    assert said in finished.stderr and bool(said) == bool(finished.stderr)

@@ -183,11 +183,8 @@ def test_a_counter_that_fell_was_started_over(values: list[float]) -> None:
     assert grown == (now - before if now >= before else now)
 
 
-def test_missing_counters_are_not_0() -> None:
+def test_missing_counters_are_not_0_and_of_two_names_the_first_that_is_there_counts() -> None:
     assert MetricsDelta(Samples(""), Samples("")).grown("a_total", "b_total") is None
-
-
-def test_of_two_names_the_first_that_is_there_counts() -> None:
     both = Samples("a 1\nb 2\n")
     assert (both.total("x", "b", "a"), both.most("a"), both.total("x")) == (2, 1, None)
 

@@ -86,22 +86,6 @@ async def test_counts_of_before_are_no_alert_and_those_of_now_are() -> None:
             assert found["figures"] == {"refused": 1000.0, "requests": 0.0, "queue_full": 1000.0}
 
 
-async def test_nothing_is_judged_or_kept_without_a_watcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dashboard, "LINGER_S", 0.5)
-    async with served(*Script(says(GOOD)).replicas(1)) as running:
-        judging = running.front.dashboard.alerts
-
-        def was_judged() -> bool:
-            return judging.report.judged_at is not None
-
-        assert not was_judged()
-        async with watched(running) as page:
-            await page.next()
-            assert was_judged()
-        await until(lambda: not was_judged(), "it is forgotten when nobody watches any more")
-        assert not judging._looks and not judging._readings
-
-
 async def test_a_page_that_reconnects_at_once_finds_the_earlier_alerts() -> None:
     async with served(*Script(says(GOOD)).replicas(1)) as running:
         async with watched(running) as page:
@@ -203,10 +187,25 @@ def says_of_itself(metrics: str, status: int = 200) -> Scripted:
     return replica
 
 
-async def test_what_a_replica_says_of_itself_is_judged_too() -> None:
-    async with served(says_of_itself(CACHING_OFF)) as running, watched(running) as page:
-        assert (await told(page, "caching-off"))["replica"] == "r0"
-    assert running.replicas["r0"].asked.count("/metrics") > 0
+async def test_what_a_replica_says_of_itself_is_judged_too_and_nothing_is_kept_without_a_watcher(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dashboard, "LINGER_S", 0.5)
+    async with served(says_of_itself(CACHING_OFF)) as running:
+        judging = running.front.dashboard.alerts
+        asking_for: Any = judging._metrics
+
+        def was_judged() -> bool:
+            return judging.report.judged_at is not None
+
+        assert not was_judged()
+        async with watched(running) as page:
+            assert (await told(page, "caching-off"))["replica"] == "r0"
+            assert was_judged() and running.replicas["r0"].asked.count("/metrics") > 0
+        await until(lambda: not was_judged(), "it is forgotten when nobody watches any more")
+        assert not judging._looks and not judging._readings
+        await until(lambda: not asking_for._samples, "nothing is kept when nobody watches any more")
+        assert asking_for._polling is None
 
 
 @pytest.mark.parametrize(
@@ -228,14 +227,3 @@ async def test_a_large_fleet_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> No
         report = {(await page.next())["alerts"]["judged_at"] for _ in range(20)}
         assert len(report) > 1
         assert "/metrics" not in replica.asked
-
-
-async def test_replicas_are_not_polled_without_a_watcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dashboard, "LINGER_S", 0.5)
-    replica = says_of_itself(CACHING_OFF)
-    async with served(replica) as running:
-        async with watched(running) as page:
-            await told(page, "caching-off")
-        asking_for: Any = running.front.dashboard.alerts._metrics
-        await until(lambda: not asking_for._samples, "nothing is kept when nobody watches any more")
-        assert asking_for._polling is None

@@ -138,18 +138,11 @@ PLANTED: dict[str, tuple[list[Figures], list[Figures]]] = {
         ],
     ),
     "low-hits": (
-        [
-            worse(COLD),
-            worse(COLD | {"prompts": 50.0}),
-            worse(THRASHING, evicted_tokens=19_000.0),
-        ],
+        [worse(COLD), worse(COLD | {"prompts": 50.0}), worse(THRASHING, evicted_tokens=19_000.0)],
         [worse(COLD | {"hit_tokens": 10_100.0}), worse(COLD | {"prompts": 49.0, "prompt_tokens": 49_000.0})],
     ),
     "prompts-not-block-aligned": (
-        [
-            worse({"query_blocks": 4_680.0}),
-            worse({"query_blocks": 0.0, "prompt_tokens": 1_500.0} | NO_HITS),
-        ],
+        [worse({"query_blocks": 4_680.0}), worse({"query_blocks": 0.0, "prompt_tokens": 1_500.0} | NO_HITS)],
         [worse({"query_blocks": 4_700.0}), worse({"query_blocks": 4_680.0, "prompts": 9.0})],
     ),
     "too-few-at-once": (
@@ -184,10 +177,7 @@ PLANTED: dict[str, tuple[list[Figures], list[Figures]]] = {
             swinging(r0=(0.0,) * READINGS, r1=(3000.0,) * READINGS, r2=(0.0,) * READINGS),
         ],
     ),
-    "no-events": (
-        [worse(has_events=False, state="approximate", predictions=0.0)],
-        [worse(has_events=True)],
-    ),
+    "no-events": ([worse(has_events=False, state="approximate", predictions=0.0)], [worse(has_events=True)]),
     "false-claims": (
         [
             worse(
@@ -237,8 +227,10 @@ def test_every_rule_is_planted() -> None:
 
 
 @pytest.mark.parametrize(("rule", "figures"), [(rule, each) for rule, (above, _) in PLANTED.items() for each in above])
-def test_a_fault_is_named_and_no_other(rule: str, figures: Figures) -> None:
+def test_a_fault_is_named_and_no_other_with_figures_and_a_knob(rule: str, figures: Figures) -> None:
     assert named(figures) == {rule}
+    for finding in findings(figures):
+        assert finding.figures and finding.what and finding.turn
 
 
 @pytest.mark.parametrize(("rule", "figures"), [(rule, each) for rule, (_, below) in PLANTED.items() for each in below])
@@ -253,14 +245,6 @@ def test_a_finding_names_the_replica_the_setting_and_the_figures() -> None:
     assert finding.figures["hit_share"] == 0.09
     assert finding.figures["evicted_share"] == 0.2 and finding.figures["of_these_kept_by_one_replica"] == 0.25
     assert finding.figures["gpu_s_per_hour_at_most"] == pytest.approx(2 * 360)  # two seconds in ten
-
-
-@pytest.mark.parametrize(("rule", "figures"), [(rule, each) for rule, (above, _) in PLANTED.items() for each in above])
-def test_every_finding_has_figures_and_a_knob(rule: str, figures: Figures) -> None:
-    for finding in findings(figures):
-        assert finding.figures, rule
-        assert finding.what, rule
-        assert finding.turn, rule
 
 
 def test_without_a_router_thrashing_is_distinguished_from_nothing_but_the_cache() -> None:
