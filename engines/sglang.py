@@ -110,10 +110,10 @@ def _prompts(prompts: "Prompts") -> PromptBuilder:
     return Sglang(prompts)
 
 
-def question(api: str, body: bytes, renders: bool) -> "Question | None":  # noqa: ARG001  # no other route tells tokens
+def question(api: str, body: bytes, renders: bool) -> "Question | None":
     from engines.prompts.sglang import tokenized
 
-    return tokenized(api, body)
+    return None if renders else tokenized(api, body)  # no route renders, and tells the names of pictures
 
 
 PROFILE = EngineProfile(

@@ -279,7 +279,7 @@ class Asking:
                 continue
             question = None if member.profile.question is None else member.profile.question(api, body, renders)
             if question is None or question.unseen is not None:
-                return []
+                continue
             self.questions[about] += 1
             try:
                 answer = await self._ask(server, question.path, question.body, PICTURE_S if is_picture else ANSWER_S)

@@ -75,10 +75,10 @@ def test_the_engine_is_asked_about_all_that_it_would_read_of_a_chat() -> None:
     question = PROFILES["sglang"].question
     assert question is not None
     body = b'{"model":"m","messages":[{"role":"user","content":"Hi"}],"task":{"a":1e3},"add_generation_prompt":false}'
-    asked = question("chat", body, True)
+    asked = question("chat", body, False)
     assert asked is not None and asked.path == "/tokenize" and asked.unseen is None
     assert asked.body == b'{"model":"m","messages":[{"role":"user","content":"Hi"}],"task":{"a":1e3}}'
     whole = question("completions", b'{"model":"m","prompt":["a"],"add_special_tokens":false}', False)
     assert whole is not None and msgspec.json.decode(whole.body) == {"model": "m", "prompt": "a"}
-    assert question("completions", b'{"model":"m","prompt":["a","b"]}', False) is None
-    assert question("messages", body, True) is None and question("responses", body, False) is None
+    assert question("completions", b'{"prompt":["a","b"]}', False) is None and question("chat", body, True) is None
+    assert question("messages", body, False) is None and question("responses", body, False) is None

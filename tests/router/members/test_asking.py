@@ -235,6 +235,15 @@ async def test_without_routes_that_render_the_tokenizing_one_is_asked_for_what_i
     assert "does not tell" in str((await world.tell(messages=[USER])).why_not)
 
 
+async def test_sglang_is_asked_at_tokenize_alone_and_about_no_picture(world: World) -> None:
+    for member in world.model.members:
+        member.profile = profile_of("sglang")
+    assert (await world.tell(messages=[SYSTEM, USER])).exact and (await world.tell(prompt="a b")).exact
+    for fields in ({"messages": [seen("A" * 900)]}, {"api": "messages", "messages": [USER]}, {"prompt": ["a", "b"]}):
+        assert "does not tell" in str((await world.tell(**fields)).why_not)
+    assert [path for _, path, _ in world.engine.asked] == ["/tokenize"] * 2
+
+
 async def test_other_apis_and_several_prompts_are_told_where_they_are_rendered(world: World) -> None:
     assert (await world.tell(api="messages", system="s", messages=[USER], max_tokens=5)).exact
     assert (await world.tell(api="responses", input=[USER])).exact and (
