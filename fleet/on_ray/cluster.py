@@ -14,6 +14,8 @@ from fleet.plan import Resources
 
 Actor: TypeAlias = Any  # a handle; how Ray types it is another thing in each version
 State: TypeAlias = Literal["DEPENDENCIES_UNREADY", "PENDING_CREATION", "ALIVE", "RESTARTING", "DEAD"]
+# The options of an actor that outlives whoever makes it, and that all who make it at once share.
+DETACHED = {"get_if_exists": True, "lifetime": "detached", "max_restarts": -1, "max_task_retries": 0}
 UNPLACED: tuple[State, ...] = ("DEPENDENCIES_UNREADY", "PENDING_CREATION")
 
 

@@ -15,7 +15,7 @@ from ray.experimental import internal_kv
 from api.http.server import listen
 from fleet.control import controller as control
 from fleet.control.app import Serving
-from fleet.on_ray.cluster import Actor, log_folder, node_address
+from fleet.on_ray.cluster import DETACHED, Actor, log_folder, node_address
 from fleet.on_ray.hosts import RayHosts
 from fleet.on_ray.replica import crash_on_bug
 from fleet.plan import FleetPlan
@@ -137,13 +137,6 @@ def there(namespace: str) -> Actor | None:
 def make(namespace: str, port: int, key: str) -> Actor:
     """Create the controller's actor, or return the one created meanwhile."""
     options: Any = ray.remote(Controller).options(
-        name=NAME,
-        namespace=namespace,
-        get_if_exists=True,
-        lifetime="detached",
-        max_restarts=-1,
-        max_task_retries=0,
-        num_cpus=0,
-        resources=ON_HEAD,
+        **DETACHED, name=NAME, namespace=namespace, num_cpus=0, resources=ON_HEAD
     )
     return options.remote(namespace, port, key)

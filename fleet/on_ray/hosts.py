@@ -10,7 +10,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 from fleet.control.hosts import Host, HostGone, HostLost
 from fleet.host.report import Report
 from fleet.host.supervisor import REPORT_WITHIN_S, STOP_LIMIT_S
-from fleet.on_ray.cluster import UNPLACED, Actor, lacking, needs, nodes, state_of
+from fleet.on_ray.cluster import DETACHED, UNPLACED, Actor, lacking, needs, nodes, state_of
 from fleet.on_ray.replica import Replica, decode_report, encode_task
 from fleet.plan import Task
 
@@ -59,12 +59,9 @@ def find(name: str, namespace: str) -> Actor | None:
 def find_or_make(task: Task, namespace: str) -> Actor:
     resources = task.plan.resources
     options: Any = ray.remote(Replica).options(
+        **DETACHED,
         name=task.name,
         namespace=namespace,
-        get_if_exists=True,
-        lifetime="detached",
-        max_restarts=-1,
-        max_task_retries=0,
         num_cpus=resources.cpus,
         num_gpus=resources.gpus,
         resources=resources.custom,

@@ -140,6 +140,12 @@ def _model(values: dict[str, Any]) -> ModelPlan:
     table = _converted(values, ModelTable)
     name = table.name or short_name(table.model)
     _check(table, name)
+    with within("options"):
+        if table.engine in FOREIGN:
+            options = foreign_words(table.engine, table.options)
+        else:
+            beside, check = {"model": "demo", "engine": table.engine}, replica_configure.check_combinations
+            options = own_words(REPLICA_TABLE, table.options, OWN_OF_REPLICA, beside, check)
     made = ModelPlan(
         name=name,
         model=_found(table),
@@ -149,7 +155,7 @@ def _model(values: dict[str, Any]) -> ModelPlan:
         tensor_parallel=table.tensor_parallel,
         autoscale=table.autoscale,
         environment=table.environment,
-        options=_words(table),
+        options=options,
         drain_timeout_s=table.drain_timeout,
         wedged_after_s=table.wedged_after,
         tokenizer=table.tokenizer and os.path.abspath(table.tokenizer),
@@ -242,14 +248,6 @@ def _resources(table: ModelTable) -> Resources:
                 message = f"{key!r} cannot be a custom resource; write cpus or gpus, or another name"
                 raise Mistake(message, "custom", key)
     return Resources(cpus=cpus, gpus=gpus, custom=asked.custom)
-
-
-def _words(table: ModelTable) -> tuple[str, ...]:
-    with within("options"):
-        if table.engine in FOREIGN:
-            return foreign_words(table.engine, table.options)
-        beside: dict[str, object] = {"model": "demo", "engine": table.engine}
-        return own_words(REPLICA_TABLE, table.options, OWN_OF_REPLICA, beside, replica_configure.check_combinations)
 
 
 # ---- tables as structs

@@ -108,22 +108,18 @@ def tried(shape: KvShape, device: str = "cuda") -> TritonAttention:
     memory = torch.zeros(1, shape.block_size, 1, shape.head_dim, dtype=shape.dtype, device=device)
     try:
         for rows in TRIED_ROWS:
-            step = one_block(rows, shape.block_size, device)
+            # So many rows of one sequence, whose tokens all lie in the same block.
+            numbers = torch.tensor([0, rows], dtype=torch.int32, device=device)
+            tables = torch.zeros(1, -(-rows // shape.block_size), dtype=torch.int32, device=device)
+            prefilling, decoding = (rows, 0) if rows > 1 else (0, 1)
+            counts = decoding, prefilling, prefilling, tables.shape[1] * shape.block_size
+            step = TableStep(numbers[:0], numbers[:0], tables, numbers[1:], numbers, *counts)
             attention.attend(memory.new_zeros(rows, shape.group, shape.head_dim), LayerCache(memory, memory), step)
     except (CalledProcessError, TritonError) as error:
         raise RuntimeError(
             f"Triton cannot compile {shape.dtype} heads of {shape.head_dim}, {shape.group} per KV head: {error}"
         ) from error
     return attention
-
-
-def one_block(rows: int, block_size: int, device: str) -> TableStep:
-    """So many rows of one sequence, whose tokens all lie in the same block."""
-    numbers = torch.tensor([0, rows], dtype=torch.int32, device=device)
-    tables = torch.zeros(1, -(-rows // block_size), dtype=torch.int32, device=device)
-    prefilling, decoding = (rows, 0) if rows > 1 else (0, 1)
-    counts = decoding, prefilling, prefilling, tables.shape[1] * block_size
-    return TableStep(numbers[:0], numbers[:0], tables, numbers[1:], numbers, *counts)
 
 
 class Sizes(NamedTuple):

@@ -59,7 +59,13 @@ class Asking(ExitStack):
     def look(self) -> Look:
         router = None
         if self._router is not None:
-            metrics = router_metrics(self._router)
+            try:
+                metrics = Samples(self._router.ask("GET", "/metrics").decode(errors="replace")).of_all_workers()
+            except BadMetrics as error:
+                raise self._router.stranger(error) from error
+            if metrics.total("warmroute_router:open_requests") is None:
+                lacks = "its /metrics has no warmroute_router:open_requests"
+                raise self._router.stranger(f"{lacks}; give --replica if it stands alone")
             replicas = self._router.get("/replicas", ReplicaList).replicas
             decided = allowed(self._router, f"/decisions?limit={DECISIONS}", DecisionList)
             router = OfRouter(
@@ -93,16 +99,6 @@ def told(replica: Client) -> OfReplica | str:
         return error.reason
     except (click.ClickException, BadMetrics) as error:
         return str(error)
-
-
-def router_metrics(router: Client) -> Samples:
-    try:
-        samples = Samples(router.ask("GET", "/metrics").decode(errors="replace")).of_all_workers()
-    except BadMetrics as error:
-        raise router.stranger(error) from error
-    if samples.total("warmroute_router:open_requests") is None:
-        raise router.stranger("its /metrics has no warmroute_router:open_requests; give --replica if it stands alone")
-    return samples
 
 
 def allowed(router: Client, path: str, kind: type[T]) -> T | None:

@@ -147,7 +147,23 @@ def _paired(
         )
     if not found:
         raise ValueError(f"{file} has no weights")
-    return {where: _factors(pair, config, shapes, where, file) for where, pair in sorted(found.items())}
+    factors, rank = {}, config.r
+    for (layer, part), pair in sorted(found.items()):
+        what = f"{file}: {part} of layer {layer}"
+        if pair.keys() != {"A", "B"}:
+            raise ValueError(f"{what} has only lora_{''.join(pair)}; get the file again")
+        if rank > MAX_RANK:
+            raise ValueError(f"{what} has rank {rank}; at most {MAX_RANK} is supported")
+        down, up, (inputs, outputs) = pair["A"], pair["B"], shapes[part]
+        for tensor, expected in ((down, (rank, inputs)), (up, (outputs, rank))):
+            if tuple(tensor.shape) != expected:
+                given = f"a tensor of {tuple(tensor.shape)}"
+                raise ValueError(f"{what} has {given}; the model and {CONFIG_FILE} ask for {expected}")
+            if not tensor.is_floating_point() or tensor.element_size() < 2:
+                raise ValueError(f"{what} is of {tensor.dtype}; quantized adapters are not supported")
+        scale = config.lora_alpha / (math.sqrt(rank) if config.use_rslora else rank)
+        factors[layer, part] = Factors(down, up.float() * scale)
+    return factors
 
 
 def shapes_of(model: ModelConfig) -> dict[str, tuple[int, int]]:
@@ -163,29 +179,3 @@ def shapes_of(model: ModelConfig) -> dict[str, tuple[int, int]]:
         "up_proj": (width, inner),
         "down_proj": (inner, width),
     }
-
-
-def _factors(
-    pair: Mapping[str, Tensor],
-    config: _Config,
-    shapes: Mapping[str, tuple[int, int]],
-    where: tuple[int, str],
-    file: Path,
-) -> Factors:
-    layer, part = where
-    what = f"{file}: {part} of layer {layer}"
-    if pair.keys() != {"A", "B"}:
-        raise ValueError(f"{what} has only lora_{''.join(pair)}; get the file again")
-    down, up = pair["A"], pair["B"]
-    inputs, outputs = shapes[part]
-    rank = config.r
-    if rank > MAX_RANK:
-        raise ValueError(f"{what} has rank {rank}; at most {MAX_RANK} is supported")
-    for tensor, expected in ((down, (rank, inputs)), (up, (outputs, rank))):
-        if tuple(tensor.shape) != expected:
-            raise ValueError(
-                f"{what} has a tensor of {tuple(tensor.shape)}; the model and {CONFIG_FILE} ask for {expected}"
-            )
-        if not tensor.is_floating_point() or tensor.element_size() < 2:
-            raise ValueError(f"{what} is of {tensor.dtype}; quantized adapters are not supported")
-    return Factors(down, up.float() * (config.lora_alpha / (math.sqrt(rank) if config.use_rslora else rank)))

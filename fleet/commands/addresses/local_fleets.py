@@ -8,9 +8,8 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, NamedTuple
 from urllib.parse import urlsplit
 
 import click
@@ -18,7 +17,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from api.process.options import SettingOption
-from fleet.commands.addresses.address import FleetAddress, example, optional_argument
+from fleet.commands.addresses.address import Command, FleetAddress, example, optional_argument
 from router.process.setting_types import SECRET
 
 FOLDER_PREFIX = "warmroute-"  # nothing with another name is ever removed
@@ -208,8 +207,6 @@ def _say(text: str) -> None:
 
 
 # ---- the options that name a fleet
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def fleet_options(command: Command) -> Command:

@@ -2,12 +2,12 @@
 
 import sys
 from collections.abc import Callable
-from typing import Any, TextIO, TypeVar
+from typing import TextIO
 
 import click
 
 from api.process.options import SettingOption
-from fleet.commands.addresses.address import Address, example, optional_argument
+from fleet.commands.addresses.address import Address, Command, example, optional_argument
 from fleet.commands.addresses.local_fleets import running_fleets
 from router.process.setting_types import SECRET
 
@@ -30,8 +30,6 @@ def short(url: str) -> str:
     """The shortest address that means this URL."""
     return url.removeprefix("http://127.0.0.1:")
 
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 router_option = click.option(
     "--router",
