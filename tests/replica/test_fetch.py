@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -291,35 +292,26 @@ def test_a_download_that_is_cut_is_an_error_and_shows_nothing(hub: Standin, tmp_
     assert visible(tmp_path / "model") == set()
 
 
-def test_of_two_that_fill_one_folder_the_second_waits_and_finds_it_done(hub: Standin, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model", "status", "said"),
+    [("org/name", 0, "there already"), ("demo", 1, "/model' holds org/name, not demo-1; remove it, or name another")],
+    ids=["the same", "another"],
+)
+def test_of_two_models_for_one_folder_the_second_waits_and_finds_it_done_or_is_refused(
+    hub: Standin, tmp_path: Path, model: str, status: int, said: str
+) -> None:
     hub.held = "tokenizer.json"
-    arguments = command("org/name", tmp_path / "model", "--tokenizer-only")
-    there = environment(tmp_path, HF_ENDPOINT=hub.url)
-    first = subprocess.Popen(arguments, env=there, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    how: Any = {"env": environment(tmp_path, HF_ENDPOINT=hub.url), "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    first = subprocess.Popen(command("org/name", tmp_path / "model", "--tokenizer-only"), **how, text=True)
     assert hub.holds.wait(30)
-    second = subprocess.Popen(arguments, env=there, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    second = subprocess.Popen(command(model, tmp_path / "model", "--tokenizer-only"), **how, text=True)
     assert second.stderr is not None
     assert second.stderr.readline().endswith("/model'; waiting for it\n")
     hub.go_on.set()
     assert "fetched in" in first.communicate(timeout=30)[0]
-    assert "there already" in second.communicate(timeout=30)[0]
+    assert said in "".join(second.communicate(timeout=30))
+    assert second.returncode == status
     assert hub.downloads().count("tokenizer.json") == 1
-
-
-def test_of_two_models_for_one_folder_the_second_is_refused(hub: Standin, tmp_path: Path) -> None:
-    hub.held = "tokenizer.json"
-    there = environment(tmp_path, HF_ENDPOINT=hub.url)
-    first = subprocess.Popen(
-        command("org/name", tmp_path / "model"), env=there, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    assert hub.holds.wait(30)
-    second = subprocess.Popen(command("demo", tmp_path / "model"), env=there, stderr=subprocess.PIPE, text=True)
-    assert second.stderr is not None
-    assert second.stderr.readline().endswith("/model'; waiting for it\n")
-    hub.go_on.set()
-    assert "fetched in" in first.communicate(timeout=30)[0]
-    assert "/model' holds org/name, not demo-1; remove it, or name another folder" in second.communicate(timeout=30)[1]
-    assert second.returncode == 1
 
 
 def test_a_volume_without_locks_is_filled_anyway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
