@@ -291,10 +291,11 @@ class Audit:
         return len(losses) >= MAX_LOST and any(later - lost > PAUSE_S for lost, later in pairwise(losses))
 
     def _has_tokenizer(self, one: Asked) -> bool:
-        """Tell if the router had a replica of ours all the time; vLLMs do not tell their tokenizer."""
+        """Tell if the router had one of ours, and the same engines, all the time; vLLMs do not tell their tokenizer."""
         ours = {replica.name for replica in self._replicas if not isinstance(replica, VllmReplica)}
         fleets = [] if self._fleet is None else self._fleet.in_force(one.asked_s, one.ended_s)
-        return bool(ours) and all(ours & named.keys() for named in fleets)
+        engines = {frozenset(spec.engine for spec in named.values()) for named in fleets}
+        return bool(ours) and len(engines) < 2 and all(ours & named.keys() for named in fleets)
 
     def _had_no_room(self, one: Asked) -> bool:
         """Tell if the router's queue was full of begun answers and of requests that came before this one.
