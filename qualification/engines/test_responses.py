@@ -87,8 +87,8 @@ def test_another_tenant_gets_nothing_of_it(options: list[str]) -> None:
 
 @pytest.fixture(scope="module")
 def clients(options: list[str]) -> Iterator[Clients]:
-    with router(*options, within_s=60) as front:
-        yield clients_of(front.url, MODEL)
+    with router(*options, within_s=60) as front, clients_of(front.url, MODEL) as made:
+        yield made
 
 
 @pytest.mark.parametrize("name", cases([name for name in CASES if name not in SCRIPTED], LATER))

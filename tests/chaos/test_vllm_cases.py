@@ -18,10 +18,10 @@ OPEN = ("responses: log-probabilities", "cancels_no_whole_response")
 
 @pytest.fixture(scope="module")
 def clients() -> Iterator[Clients]:
-    answers = ("--simulated-answers", Path(__file__).with_name("vllm_answers.jsonl"))
-    formats = ("--tool-call-parser", "hermes", "--reasoning-parser", "think")
-    with command(*FAST, *answers, *formats) as replica, router("--replica", replica.url) as front:
-        yield clients_of(front.url, MODEL)
+    formats = ("--tool-call-parser", "hermes", "--reasoning-parser", "think", "--simulated-answers")
+    told = (*FAST, *formats, Path(__file__).with_name("vllm_answers.jsonl"))
+    with command(*told) as one, router("--replica", one.url) as front, clients_of(front.url, MODEL) as made:
+        yield made
 
 
 @pytest.mark.parametrize("name", cases(CASES, OPEN))

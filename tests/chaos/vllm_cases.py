@@ -6,7 +6,8 @@ and for a stream by the official client; `holds` has parts of the answer, where 
 
 import json
 import time
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,12 +39,11 @@ class Clients(NamedTuple):
         return self.anthropic.messages.create(**self.form(said, **fields))
 
 
-def clients_of(url: str, model: str) -> Clients:
-    theirs = anthropic.Anthropic(base_url=url, api_key="none", max_retries=0)
-    return Clients(model, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0), theirs)
-
-
-# ---- how a line of the table is judged
+@contextmanager
+def clients_of(url: str, model: str) -> Iterator[Clients]:
+    how: Any = {"api_key": "none", "max_retries": 0}
+    with openai.OpenAI(base_url=f"{url}/v1", **how) as ours, anthropic.Anthropic(base_url=url, **how) as theirs:
+        yield Clients(model, ours, theirs)
 
 
 def check(answer: BaseModel, holds: Mapping[str, Any]) -> None:
@@ -152,8 +152,8 @@ def takes_a_result(clients: Clients) -> None:
 
 
 def takes_its_own_words(clients: Clients) -> None:
-    first = clients.ask("Remember MARKER-729.")
-    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": first.output_text}]}
+    words = clients.ask("Remember MARKER-729.").output_text
+    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": words}]}
     assert clients.ask([said, {"type": "reasoning", "summary": []}, {"role": "user", "content": "Which?"}]).output_text
 
 
@@ -173,8 +173,7 @@ def tells_of_the_cache(clients: Clients) -> None:
     assert before.cache_read_input_tokens < after.cache_read_input_tokens == usage.cache_read_input_tokens
 
 
-def counts_no_billing_line(clients: Clients) -> None:
-    """Claude Code puts it in front for its own bookkeeping."""
+def counts_no_billing_line(clients: Clients) -> None:  # Claude Code's own bookkeeping
     asked: Any = {"model": clients.model, "messages": [{"role": "user", "content": "Hello"}]}
     count = clients.anthropic.messages.count_tokens
     assert count(**asked, system=[BILLING, SYSTEM]) == count(**asked, system=[SYSTEM])
