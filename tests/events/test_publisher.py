@@ -100,24 +100,16 @@ def poll_until_subscribed(publisher: Publisher, socket: "zmq.Socket[bytes]") -> 
         socket.recv_multipart()
 
 
-def test_replay_gives_what_was_sent_from_the_start_asked_and_ends_with_the_marker(connect: Connect) -> None:
-    with Publisher(config(topic="t")) as publisher:
+@pytest.mark.parametrize(("kept", "start"), [(1000, 3), (2, 0)], ids=["asked", "oldest"])
+def test_a_replay_begins_at_the_start_asked_or_the_oldest_batch_kept(connect: Connect, kept: int, start: int) -> None:
+    with Publisher(config(topic="t", replay_batches=kept)) as publisher:
         for number in range(5):
             publisher.publish([stored(number, 0, 0, 0)])
         wait_until(lambda: publisher.seq == 4)
-        replies = replay(connect(zmq.DEALER, publisher.endpoints.replay), 3)
+        replies = replay(connect(zmq.DEALER, publisher.endpoints.replay), start)
     assert [int.from_bytes(frames[2], "big") for frames in replies] == [3, 4]
     assert all(frames[:2] == [b"", b"t"] for frames in replies)
     assert decode_batch(replies[0][3]).events == [stored(3, 0, 0, 0)]
-
-
-def test_replay_begins_silently_at_the_oldest_batch_kept(connect: Connect) -> None:
-    with Publisher(config(replay_batches=2)) as publisher:
-        for number in range(5):
-            publisher.publish([stored(number, 0, 0, 0)])
-        wait_until(lambda: publisher.seq == 4)
-        replies = replay(connect(zmq.DEALER, publisher.endpoints.replay), 0)
-    assert [int.from_bytes(frames[2], "big") for frames in replies] == [3, 4]
 
 
 def test_a_request_without_delimiter_is_ignored_and_a_short_start_is_read(connect: Connect) -> None:

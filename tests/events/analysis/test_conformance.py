@@ -89,16 +89,13 @@ def failures(graded: Conformance) -> dict[str, Finding]:
     return {finding.point.name: finding for finding in graded.findings() if finding.state == "fail"}
 
 
-def test_a_clean_stream_passes_on_every_point() -> None:
+def test_a_clean_stream_passes_on_every_point_and_nothing_is_passed_that_was_not_seen() -> None:
+    assert {finding.state for finding in grade([]).findings()} == {"not seen"}
     graded = grade(clean(), (0, [*replies(clean()), END]), (4, [*replies(clean(), 4), END]), (7, [END]))
     assert {finding.point.name: finding.state for finding in graded.findings()} == {
         point.name: "pass" for point in POINTS
     }
     assert graded.notes == []
-
-
-def test_nothing_is_passed_that_was_not_seen() -> None:
-    assert {finding.state for finding in grade([]).findings()} == {"not seen"}
 
 
 def test_a_copy_that_replicas_share_is_not_the_replicas_own() -> None:

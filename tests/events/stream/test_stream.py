@@ -106,10 +106,6 @@ def test_after_a_reconnect_nothing_is_applied_until_continuity_is_proved() -> No
     assert stream.exact
 
 
-def test_a_reconnect_without_a_replay_socket_is_partial() -> None:
-    assert kinds(following_without_replay().connected(1.0)) == ["Partial"]
-
-
 def test_a_hole_that_was_never_published_is_not_waited_for() -> None:
     stream = following(3)
     stream.live(4, payload(4), 1.0)
@@ -356,7 +352,8 @@ def test_a_stream_that_is_doubted_while_offline_asks_when_it_is_connected() -> N
         assert stream.connected(2.0) == [request]
 
 
-def test_a_stream_without_replay_or_snapshot_starts_empty_and_partial() -> None:
+def test_a_stream_without_replay_or_snapshot_starts_empty_and_partial_as_it_does_after_a_reconnect() -> None:
+    assert kinds(following_without_replay().connected(1.0)) == ["Partial"]
     stream = following_without_replay()
     assert (stream.resync("doubted", 1.0), stream.doubt) == ([Reset("doubted")], "doubted")
     assert applied(stream.live(1, payload(1), 1.0)) == [1]
