@@ -1,6 +1,6 @@
 """An API server of Kubernetes as far as lists and watches go: versions, pages, 410, and everything that goes wrong.
 
-Answers have the shapes of those that Kubernetes' documentation shows, and that its API server gave (1.20).
+Answers have the shapes of those that Kubernetes' documentation shows.
 """
 
 import asyncio
