@@ -19,7 +19,7 @@ from engines.prompts.vllm_tools import described_calls, described_tools
 
 CHANGING = frozenset(("reasoning", "thinking", "task", "input_ids", "lora_path", "extra_key"))
 UNSEEN = ("add_generation_prompt", "prompt", "add_special_tokens")  # chats ignore these fields, and /tokenize does not
-TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")  # of JSON Schema; others are rewritten
+TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")  # others are rewritten
 
 _decode = msgspec.json.Decoder(dict[str, Raw]).decode
 

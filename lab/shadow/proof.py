@@ -41,7 +41,7 @@ ENOUGH = 0.9  # the share of answers that the events have to confirm
 Finding: TypeAlias = Literal["same", "moved", "different", "unknown"]
 
 
-Point: TypeAlias = tuple[ReplicaFeed, Moment]  # in a replica's stream
+Point: TypeAlias = tuple[ReplicaFeed, Moment]  # a place in a replica's stream
 Points: TypeAlias = Mapping[str, Point]  # by replica
 
 

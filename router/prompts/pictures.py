@@ -14,9 +14,9 @@ from msgspec import Raw, Struct
 from events.blocks import TOKEN_BYTES, ExtraKey, Extras
 
 MARK = b"\xff" * TOKEN_BYTES  # stands for a picture among packed tokens: no token has such an id
-MOST = 32  # pictures of one prompt
-MAX_BYTES = 8 * 1024 * 1024  # of one
-MAX_CUT_BYTES = 256 * 1024  # of the rest
+MOST = 32  # pictures in a prompt
+MAX_BYTES = 8 * 1024 * 1024  # a picture in its message
+MAX_CUT_BYTES = 256 * 1024  # everything beside the pictures
 ITEMS = {"chat": "messages", "messages": "messages", "responses": "input"}
 MEDIA = re.compile(rb'"type"\s*:\s*"(?:input_)?(?:image|audio|video|file|document)')
 _PNG = b"iVBORw0KGgoAAAANSUhEUgAAAEAAAABAAQAAAACCEkxzAAAAD0lEQVR42mNgGAWjgHwAAAJAAAHgTR1EAAAAAElFTkSuQmCC"

@@ -70,9 +70,9 @@ class Story:
     def __init__(self) -> None:
         self.api = KubernetesApi(port=PORT)
         self.api.page = 2
-        self.app, self.port = "a", 0  # what a pool names; 0: none does
+        self.app, self.port = "a", 0  # a pool names both; 0: none does
         self.pods: dict[str, tuple[str, dict[str, Any]]] = {}  # uid and state by name
-        self.past: list[Any] = [{}]  # what the replicas have been
+        self.past: list[Any] = [{}]  # the replicas at each moment so far
         self.may_hang = False
         self.has_pool, self.uids = False, 0
 
