@@ -238,8 +238,8 @@ async def test_a_replica_that_restarts_is_known_by_its_new_cache_and_block_size(
         with Publisher(again) as second:
             keys = block_keys([7] * 8, 8, root_key("m", None, None, 8))
             second.publish([BlockStored(list(keys), None, [7] * 8, 8, None, "GPU", None)])
-            await until(lambda: router.state("r").incarnation == second.incarnation and router.state("r").exact)
-            assert (router.matched(), router.index.blocks(slot)) == ({}, {"GPU": 1})
+            await until(lambda: router.state("r").exact and router.index.blocks(slot) == {"GPU": 1})
+            assert (router.state("r").incarnation, router.matched()) == (second.incarnation, {})
             await until(lambda: router.state("r").block_sizes == (8,))
     finally:
         router.feeds.close()
