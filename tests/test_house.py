@@ -22,7 +22,7 @@ BUDGETS = {
     "router": Measures(rooms=17, floors=9, in_circles=0, files=18, lines=27_320),
 }
 HELPERS_USED_ONCE = 0.367  # of the private ones
-LINES_OF_TESTS = {"tests": 97_665, "qualification": 8_653}
+LINES_OF_TESTS = {"tests": 97_666, "qualification": 8_653}
 INTRUSIONS = (181, 99)  # see below; the parts replaced include faults that a test plants
 OF_NAMEDTUPLE = ("_asdict", "_fields", "_replace")
 IMPORTERS_OF_ROUTER = 2  # where it is assembled: the process, and the app

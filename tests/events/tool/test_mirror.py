@@ -77,6 +77,7 @@ async def test_readers_of_a_mirror_are_exact_within_a_second_whenever_they_come(
         async with following(own, source) as (truth, early):
             for batches in (1, 10 * BUFFER):  # the engine has forgotten the first ones when the last ones come
                 one.step(batches)
+                await until(lambda: truth.stream.last_seq + 1 == len(one.engine.published), "all have come")
                 await all_equal(truth, early)
             async with following(source, own) as (late, without):
                 began_s = time.monotonic()
