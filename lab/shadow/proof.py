@@ -41,8 +41,7 @@ ENOUGH = 0.9  # the share of answers that the events have to confirm
 Finding: TypeAlias = Literal["same", "moved", "different", "unknown"]
 
 
-Point: TypeAlias = tuple[ReplicaFeed, Moment]  # a place in a replica's stream
-Points: TypeAlias = Mapping[str, Point]  # by replica
+Points: TypeAlias = Mapping[str, tuple[ReplicaFeed, Moment]]  # replicas' streams, and how far each has come
 
 
 def points_of(services: Services) -> Points:
@@ -89,15 +88,16 @@ class Sent:
         known, _ = index.gone.leading(list(record.keys[self.pooled // size : most]), 0)
         self.once = self.pooled + known * size  # leading tokens that are or were cached anywhere
 
-    def compared(self, held: int, point: Point | None, others: Iterable["Sent"]) -> Finding:
+    def compared(self, held: int, point: tuple[ReplicaFeed, Moment] | None, others: Iterable["Sent"]) -> Finding:
         """The told tokens beside those that were held, or predicted, at that point of a replica's stream or later."""
         told, keys, size = self.outcome.cached_tokens, self.record.keys, self.record.block_tokens
-        if told is None or point is None or not point[1].exact:
+        feed, moment = point or (None, None)
+        if told is None or feed is None or moment is None or not moment.exact:
             return "unknown"
         part, last = sorted((held // size, told // size))
         if part == last:
             return "same"
-        is_more, feed, moment = told > held, *point
+        is_more = told > held
         if is_more and not any(other.may_store(part, self) for other in others if other is not self):
             return "different"  # if the block was stored, it was for this request itself
         changed = feed.has_changed(moment, keys[:last] if feed.has_groups else keys[part : part + 1], stored=is_more)

@@ -23,11 +23,11 @@ _USER = {"role": "user", "content": _TEXT}
 _ASSISTANT = {"role": "assistant", "content": "Why <b>?\n\n1. é"}
 _PARTS = {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two "}]}
 _LONG = [_USER, _ASSISTANT] * 4
-_CONVERSATIONS: Sequence[dict[str, Any]] = (
+_CONVERSATIONS: Sequence[dict[str, Any]] = (  # these verify usual conversations from the start
     {"messages": [_USER]},
     {"messages": [_SYSTEM, _USER, _ASSISTANT, _USER]},
     {"messages": [_PARTS]},
-    {"messages": [_SYSTEM, _USER]},  # with the others this verifies usual conversations from the start
+    {"messages": [_SYSTEM, _USER]},
     {"messages": [_USER, _ASSISTANT, _USER]},
 )
 _LOCAL: Sequence[dict[str, Any]] = (

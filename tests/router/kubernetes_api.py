@@ -38,7 +38,7 @@ class KubernetesApi:
         self.asked: list[Request] = []
         self.refusals: list[Callable[[Request], Refusal | None]] = []
         self.cut: tuple[float, str] | None = None  # the share of the next event that is sent, and how its stream ends
-        self.times = 1  # that each event is told
+        self.times = 1  # each event is told so often
         self.mistyped = False  # events say that what is new has changed, and that what has changed is new
         self.page = 500  # objects at most, whatever is asked for
         self.port = port or refused_port()

@@ -176,7 +176,7 @@ def test_sglangs_ranks_publish_on_ports_that_follow() -> None:
         ("tcp://10.0.0.1:5558", "tcp://10.0.0.1:6558", "kv"),
     ]
     assert [one.spec.status for one in ranks] == [None, None]
-    described = {"load_endpoint_port_base": 5559, "load_topic": "load"}  # with --load-publish-endpoint
+    described = {"load_endpoint_port_base": 5559, "load_topic": "load"}
     ranks = ranks_of(spec(), sglang(dp_size=2, kv_events=described))
     assert [one.spec.status for one in ranks] == ["tcp://10.0.0.1:5559", "tcp://10.0.0.1:5560"]
     config = json.dumps({"publisher": "zmq", "endpoint": "tcp://0.0.0.0:5557"})
